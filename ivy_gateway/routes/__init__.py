@@ -1,0 +1,1 @@
+"""One dialect a file: wire models, to_job / from_result, handlers."""

@@ -1,0 +1,1 @@
+"""Ragged attention behind one interface; SDPA is the reference."""

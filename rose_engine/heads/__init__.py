@@ -1,0 +1,1 @@
+"""What comes after the trunk: pooling for embeddings, classification for scores."""

@@ -1,0 +1,1 @@
+"""Model families: a short file each, that names its differences over the shared layers."""
