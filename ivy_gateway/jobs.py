@@ -1,0 +1,127 @@
+"""The neutral types between the dialects and the replicas: what is asked, what is sent, what comes back.
+
+Knows nothing of HTTP, of tokenizers or of gRPC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What to do with an input over the limit. `None` = the server's default."""
+
+    enabled: bool | None = None
+    max_tokens: int | None = None  # below the model's own limit; special tokens included
+    side: str = "right"  # the side that is cut: "right" or "left"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenIds:
+    """An input that the client tokenized itself: ids of the served model, taken verbatim."""
+
+    token_ids: Int32Array
+    segment_ids: Int32Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """Texts (or ready ids) to embed. `input_field` is the client's name for its inputs, for messages."""
+
+    inputs: tuple[str | TokenIds, ...]
+    input_field: str
+    deadline: float  # on the event loop's clock, seconds
+    truncation: Truncation = Truncation()
+    prompt_name: str | None = None
+    normalize: bool = True
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreJob:
+    """Pairs to score. Either `pairs`, or sequences that the client joined itself (`joined`).
+
+    A pair is two texts, or two lists of ids without special tokens. `input_fields` are the client's names of
+    the two sides, for error messages.
+    """
+
+    pairs: tuple[tuple[str | TokenIds, str | TokenIds], ...]
+    joined: tuple[TokenIds, ...]
+    input_fields: tuple[str, str]
+    deadline: float
+    truncation: Truncation = Truncation()
+    raw_scores: bool = False
+    max_tokens_per_query: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedInput:
+    """One sequence as it will be computed, special tokens included."""
+
+    index: int  # in the job
+    token_ids: Int32Array
+    segment_ids: Int32Array | None
+    truncated: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, special tokens included."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Consecutive inputs of one job that travel in one message to one replica."""
+
+    inputs: tuple[EncodedInput, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """What the chunk costs, in tokens."""
+        return sum(item.num_tokens for item in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimings:
+    """Where a request's time went, in seconds; queue and inference are means over its chunks."""
+
+    tokenize: float
+    queue: float
+    inference: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost."""
+
+    num_tokens: int  # after truncation, special tokens included
+    num_characters: int  # Unicode scalars of the texts; ids count as one each
+    num_truncated: int  # inputs that were cut
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingResult:
+    """One vector per input, in the order of the job: `[inputs, dimensions]`."""
+
+    vectors: NDArray[Any]
+    usage: Usage
+    timings: PhaseTimings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreResult:
+    """One score per pair, in the order of the job: `[pairs]`, and the float32 logits they come from."""
+
+    scores: Float32Array
+    logits: Float32Array
+    usage: Usage
+    timings: PhaseTimings

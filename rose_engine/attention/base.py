@@ -1,0 +1,68 @@
+"""What ragged attention is asked for and how a backend answers; no backend lives here.
+
+Shapes: T packed tokens, B sequences, N query heads, M key / value heads (N is a multiple of M), H head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """One layer's attention as a value. A model holds specs, never a backend."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: tuple[int, int] = (-1, -1)  # (left, right): (-1, 0) causal, (-1, -1) full, (64, 64) local
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees itself and what comes before, without a bound to the left."""
+        return self.window == (-1, 0)
+
+    @property
+    def full(self) -> bool:
+        """Whether every token of a sequence sees every other."""
+        return self.window == (-1, -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedLayout:
+    """Where B sequences lie in T packed tokens, on the device.
+
+    `cu_lengths` is int32 `[B + 1]`, on the device. Inside a captured graph its contents change from
+    replay to replay while `max_length`, an upper bound of every length, `num_sequences` and the token
+    count stay; spare sequences have length zero and spare tokens lie behind the last sequence.
+    `lengths` is what the host knows: exact when eager, `None` inside a graph.
+    """
+
+    cu_lengths: Tensor
+    max_length: int
+    num_sequences: int
+    lengths: tuple[int, ...] | None
+
+
+# (q_TNH, k_TMH, v_TMH, spec) -> out_TNH, over the layout it was bound to. Rows of spare tokens are undefined.
+Attend = Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]
+
+
+class AttentionBackend(Protocol):
+    """A library or kernel that can do ragged attention."""
+
+    name: str
+
+    def refusal(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+        """Why this backend cannot serve `spec`, in a few words; `None` when it can."""
+        ...
+
+    def bind(self, layout: RaggedLayout) -> Attend:
+        """The attention function for one layout."""
+        ...
