@@ -1,0 +1,75 @@
+# One command set for people and CI. Everything runs inside .venv, which the targets make themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+INSTALLED := $(VENV)/.installed
+MODEL ?= demo
+
+.PHONY: help install demo serve test lint types layers protos protos-check pytest test-gateway bench-cpu clean
+
+help:
+	@echo "make demo              start gateway and server on the bundled model, send requests, stop"
+	@echo "make serve MODEL=...   leave the stack running (a folder, a hub id, or 'demo')"
+	@echo "make test              format, lint, types, layers, generated code, tests"
+	@echo "make test-gateway PYTHON=python3.13   gateway and protos without torch, on another Python"
+	@echo "make bench-cpu         the stack against sentence-transformers on this machine"
+	@echo "make protos            regenerate the protocol code"
+
+install: $(INSTALLED)
+
+# Torch first: where there is no GPU a CPU wheel is enough, and a plain `torch` would pull a CUDA build.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || \
+	  if command -v nvidia-smi >/dev/null 2>&1; then $(PIP) install 'torch>=2.11,<3'; else $(PIP) install torch==2.13.0; fi
+	$(PIP) install -c constraints.txt -e '.[gateway,server,demo,dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python -m ivy_gateway.demo
+
+serve: $(INSTALLED)
+	$(BIN)/ivy up $(MODEL)
+
+test: lint types layers protos-check pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+layers: $(INSTALLED)
+	$(BIN)/lint-imports
+
+PROTO := protos/tulip/v1/inference.proto
+protos: $(INSTALLED)
+	$(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	  --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=quiet:. $(PROTO)
+
+# Regenerates into a scratch folder and compares: the committed code must be what the .proto file says.
+protos-check: $(INSTALLED)
+	@scratch=$$(mktemp -d) && trap 'rm -rf '$$scratch EXIT && \
+	$(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	  --python_out=$$scratch --pyi_out=$$scratch --grpc_python_out=$$scratch --mypy_grpc_out=quiet:$$scratch $(PROTO) && \
+	for f in $$scratch/protos/tulip/v1/*; do diff -u protos/tulip/v1/$$(basename $$f) $$f || \
+	  { echo "generated code differs from $(PROTO): run 'make protos'"; exit 1; }; done && echo "generated code is up to date"
+
+pytest: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+# The gateway and the protocol without torch, on another interpreter: make test-gateway PYTHON=python3.13
+GATEWAY_VENV = .venv-gateway-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+test-gateway:
+	test -x $(GATEWAY_VENV)/bin/python || $(PYTHON) -m venv $(GATEWAY_VENV)
+	$(GATEWAY_VENV)/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt -e '.[gateway,demo]' \
+	  pytest pytest-asyncio httpx hypothesis
+	$(GATEWAY_VENV)/bin/python -m pytest tests/protos tests/ivy_gateway
+
+bench-cpu: $(INSTALLED)
+	$(BIN)/python -m benchmarks.cpu
+
+clean:
+	rm -rf .venv .venv-gateway-* .mypy_cache .ruff_cache .pytest_cache build *.egg-info

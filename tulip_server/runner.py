@@ -1,0 +1,233 @@
+"""The loop between queue and engine: pop, step, await the rows, deliver.
+
+Up to `depth` batches are with the engine at once, so that one is prepared while another runs. Knows nothing
+of the wire, and of the engine only `step`, `would_block` and the `LazyTensor` that comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+
+from rose_engine.batch import Batch
+from rose_engine.errors import DeviceLost, StepError
+from rose_engine.lazy_tensor import LazyTensor, finite_rows
+from tulip_server import metrics
+from tulip_server.batcher import Batcher, PendingChunk, PendingSequence
+from tulip_server.errors import ChunkError, DeviceUnusable, NonFiniteRow, ShuttingDown, StepFailed
+
+log = logging.getLogger(__name__)
+
+
+class StepEngine(Protocol):
+    """The part of `rose_engine.engine.Engine` that the runner needs."""
+
+    def step(self, batch: Batch) -> LazyTensor:
+        """Launch `batch`; hand back its rows `[B, D]` without waiting for them."""
+        ...
+
+    def would_block(self, batch: Batch) -> bool:
+        """Whether `step` would hold up its caller to compile or capture."""
+        ...
+
+
+class Event(Enum):
+    """What the loop does next."""
+
+    NEW_WORK = auto()
+    COLD_STEP_LAUNCHED = auto()
+    OLDEST_RESULT = auto()
+    END = auto()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A batch that is with the engine."""
+
+    batch: list[PendingSequence]
+    rows: LazyTensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColdStep:
+    """A batch whose step is on the worker thread."""
+
+    batch: list[PendingSequence]
+    launch: asyncio.Future[LazyTensor]
+
+
+class Runner:
+    """Feeds one engine from one batcher, in order of arrival.
+
+    Where `step` runs: inline on the event loop, because a hot step costs tens of microseconds and a
+    hand-over to another thread and back costs more (and fights over the interpreter lock with the loop's
+    own work). One that would block, because it compiles, captures, or launches a large batch kernel by
+    kernel, runs on a worker thread: results, health checks, cancels and refusals go on meanwhile, and the
+    next batch is launched once this one is.
+    """
+
+    def __init__(self, engine: StepEngine, batcher: Batcher, depth: int) -> None:
+        assert depth >= 1
+        self._engine = engine
+        self._batcher = batcher
+        self._depth = depth
+        self._loop = asyncio.get_running_loop()
+        self._in_flight: deque[Flight] = deque()
+        self._cold_step: ColdStep | None = None
+        self._cold_steps = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cold-step")
+
+    async def run(self) -> None:
+        """Serve until the batcher is closed and everything accepted is answered.
+
+        Raises `DeviceLost` when the engine does. However it ends, no chunk is left without an answer.
+        """
+        try:
+            while (event := await self._next_event()) is not Event.END:
+                self._handle(event)
+        except BaseException as error:
+            self._abandon(_failure(error))
+            raise
+        finally:
+            self._cold_steps.shutdown(wait=False)
+
+    async def close(self) -> None:
+        """Wait for a cold step that outlived the loop: the engine must not be closed under it."""
+        await asyncio.to_thread(self._cold_steps.shutdown)
+
+    async def _next_event(self) -> Event:
+        # Between two events replies go out and chunks come in, however much work waits.
+        await asyncio.sleep(0)
+        while (event := self._event_now()) is None:
+            await self._change()
+        return event
+
+    def _event_now(self) -> Event | None:
+        if self._cold_step is not None and self._cold_step.launch.done():
+            return Event.COLD_STEP_LAUNCHED
+        if self._may_launch() and self._batcher.waiting_sequences:
+            return Event.NEW_WORK
+        if self._in_flight and self._in_flight[0].rows.ready():
+            return Event.OLDEST_RESULT
+        idle = not self._in_flight and self._cold_step is None
+        return Event.END if idle and self._batcher.closed else None
+
+    def _may_launch(self) -> bool:
+        return self._cold_step is None and len(self._in_flight) < self._depth
+
+    async def _change(self) -> None:
+        self._batcher.changed.clear()
+        await self._batcher.changed.wait()
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Event.NEW_WORK:
+                self._launch(self._batcher.next_batch())
+            case Event.COLD_STEP_LAUNCHED:
+                assert self._cold_step is not None
+                cold, self._cold_step = self._cold_step, None
+                self._enter(cold.batch, cold.launch.result)
+            case Event.OLDEST_RESULT:
+                self._deliver(self._in_flight.popleft())
+
+    def _launch(self, batch: list[PendingSequence]) -> None:
+        if not batch:
+            return
+        packed = Batch.pack(pending.sequence for pending in batch)
+        metrics.batch_dispatched(packed.num_sequences, packed.num_tokens)
+        if self._engine.would_block(packed):
+            launch = self._loop.run_in_executor(self._cold_steps, self._engine.step, packed)
+            launch.add_done_callback(lambda _: self._batcher.changed.set())
+            self._cold_step = ColdStep(batch, launch)
+        else:
+            self._enter(batch, lambda: self._engine.step(packed))
+
+    def _enter(self, batch: list[PendingSequence], step: Callable[[], LazyTensor]) -> None:
+        """Put `batch` in flight, or fail it with what `step` raises."""
+        try:
+            rows = step()
+        except BaseException as error:
+            self._fail(batch, error)
+            if _ends_the_loop(error):
+                raise
+            return
+        self._in_flight.append(Flight(batch, rows))
+        metrics.in_flight_changed(len(self._in_flight))
+        rows.add_done_callback(self._announce)
+
+    def _announce(self, _rows: LazyTensor) -> None:
+        """Tell the loop that a result is there; called from a thread of the engine."""
+        self._loop.call_soon_threadsafe(self._batcher.changed.set)
+
+    def _deliver(self, flight: Flight) -> None:
+        """Hand each chunk its rows. A row that is not finite fails its own chunk and no other."""
+        metrics.in_flight_changed(len(self._in_flight))
+        try:
+            rows_BD = flight.rows.result()
+            assert len(rows_BD) == len(flight.batch), (
+                "not a row for each sequence: this is a bug of the engine"
+            )
+        except Exception as error:
+            self._fail(flight.batch, error)
+            if _ends_the_loop(error):
+                raise
+            return
+        good_B = finite_rows(rows_BD)
+        now = self._batcher.now()
+        for chunk, run in _runs(flight.batch):
+            first = flight.batch[run.start].position
+            if good_B[run].all():
+                chunk.deliver(first, rows_BD[run], now)
+            else:
+                self._batcher.fail(chunk, NonFiniteRow(first + int(np.argmin(good_B[run]))))
+
+    def _fail(self, batch: list[PendingSequence], error: BaseException) -> None:
+        log.error("a batch of %d sequences failed", len(batch), exc_info=error)
+        for chunk, _ in _runs(batch):
+            self._batcher.fail(chunk, _failure(error))
+
+    def _abandon(self, reason: ChunkError) -> None:
+        abandoned = [flight.batch for flight in self._in_flight]
+        if self._cold_step is not None:
+            abandoned.append(self._cold_step.batch)
+        self._in_flight.clear()
+        self._cold_step = None
+        for batch in abandoned:
+            for chunk, _ in _runs(batch):
+                self._batcher.fail(chunk, reason)
+        metrics.in_flight_changed(0)
+        self._batcher.abandon(reason)
+
+
+def _runs(batch: list[PendingSequence]) -> Iterator[tuple[PendingChunk, slice]]:
+    """The chunks in `batch` and the stretch of it that each of them has."""
+    start = 0
+    for chunk, group in groupby(batch, key=lambda pending: pending.chunk):
+        stop = start + sum(1 for _ in group)
+        yield chunk, slice(start, stop)
+        start = stop
+
+
+def _ends_the_loop(error: BaseException) -> bool:
+    return isinstance(error, DeviceLost) or not isinstance(error, Exception)
+
+
+def _failure(error: BaseException) -> ChunkError:
+    """What a chunk is told when `error` took its rows."""
+    match error:
+        case DeviceLost():
+            return DeviceUnusable(f"the device is lost: {error}")
+        case StepError():
+            return StepFailed(str(error))
+        case asyncio.CancelledError():
+            return ShuttingDown("the server shut down before the chunk was finished")
+        case _:
+            return StepFailed("the step failed inside the server; its log says why")

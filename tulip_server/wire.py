@@ -1,0 +1,142 @@
+"""A chunk on the wire and in the server: an `InferRequest` as sequences, a result as an `InferReply`.
+
+Knows the byte layout only through `protos.codec`, and nothing of queues or connections.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import numpy as np
+
+from protos import codec
+from protos.tulip.v1 import inference_pb2 as pb
+from rose_engine.batch import Int32Array, Sequence
+from rose_engine.description import ModelDescription
+from rose_engine.errors import InvalidSequence
+from rose_engine.limits import EngineLimits
+from tulip_server.batcher import ChunkResult
+from tulip_server.errors import BadChunk
+
+_MICROSECONDS = 1_000_000
+_TASKS = {"embed": pb.TASK_EMBED, "score": pb.TASK_SCORE}
+
+
+def to_sequences(request: pb.InferRequest, limits: EngineLimits) -> tuple[Sequence, ...]:
+    """The request's sequences, as views of its bytes, each one within `limits`.
+
+    Raises `BadChunk`, naming the field and, where there is one, the sequence at fault.
+    """
+    token_ids_T = _decode_ids(request.token_ids, "token_ids")
+    lengths_B = _decode_ids(request.lengths, "lengths")
+    segment_ids_T = (
+        _decode_ids(request.segment_ids, "segment_ids") if request.HasField("segment_ids") else None
+    )
+    _check_lengths(lengths_B, len(token_ids_T), None if segment_ids_T is None else len(segment_ids_T))
+    sequences = _split(token_ids_T, segment_ids_T, lengths_B)
+    _check_limits(sequences, token_ids_T, segment_ids_T, lengths_B, limits)
+    return sequences
+
+
+def to_reply(result: ChunkResult) -> pb.InferReply:
+    """Rows and timings as they travel."""
+    timings = pb.Timings(
+        queue_us=round(result.queue_seconds * _MICROSECONDS),
+        compute_us=round(result.compute_seconds * _MICROSECONDS),
+    )
+    return pb.InferReply(rows=codec.encode_tensor(result.rows_BD), timings=timings)
+
+
+def to_describe_reply(
+    description: ModelDescription,
+    limits: EngineLimits,
+    *,
+    model_id: str,
+    max_waiting_tokens: int,
+    tokenizer_hash: str,
+) -> pb.DescribeReply:
+    """What a replica says about itself; `tokenizer_hash` is empty where the model has no tokenizer file."""
+    return pb.DescribeReply(
+        model_id=model_id,
+        server_version=version("bouquet"),
+        task=_TASKS[description.task],
+        dimensions=description.dimensions,
+        row_dtype=codec.dtype_code(np.dtype(description.row_dtype)),
+        pooling=description.pooling,
+        normalized=description.normalized,
+        max_length=limits.max_length,
+        vocabulary_size=limits.vocabulary_size,
+        num_segments=limits.num_segments,
+        max_batch_tokens=limits.max_batch_tokens,
+        max_batch_sequences=limits.max_batch_sequences,
+        max_waiting_tokens=max_waiting_tokens,
+        dtype=description.dtype,
+        device=description.device,
+        attention_backend=description.attention_backend,
+        tokenizer_hash=tokenizer_hash,
+        weights_hash=description.weights_hash,
+    )
+
+
+def timeout_seconds(request: pb.InferRequest) -> float:
+    """Seconds until nobody wants the answer; infinite when the request sets no deadline."""
+    return request.timeout_us / _MICROSECONDS if request.timeout_us else float("inf")
+
+
+def _decode_ids(tensor: pb.Tensor, field: str) -> Int32Array:
+    try:
+        return codec.decode_tensor(tensor, field, pb.DTYPE_INT32, 1)
+    except codec.CodecError as error:
+        raise BadChunk(field, str(error).removeprefix(f"{field}: ")) from error
+
+
+def _check_lengths(lengths_B: Int32Array, num_tokens: int, num_segment_ids: int | None) -> None:
+    if not len(lengths_B):
+        raise BadChunk("lengths", "a chunk needs at least one sequence")
+    if lengths_B.min() < 1:
+        raise BadChunk("lengths", "a sequence needs at least one token", int(np.argmax(lengths_B < 1)))
+    total = int(lengths_B.sum(dtype=np.int64))
+    if total != num_tokens:
+        raise BadChunk("lengths", f"their sum is {total}, but there are {num_tokens} token ids")
+    if num_segment_ids not in (None, num_tokens):
+        raise BadChunk("segment_ids", f"{num_segment_ids} of them, but {num_tokens} token ids")
+
+
+def _split(
+    token_ids_T: Int32Array, segment_ids_T: Int32Array | None, lengths_B: Int32Array
+) -> tuple[Sequence, ...]:
+    stops = np.cumsum(lengths_B).tolist()
+    bounds = zip([0, *stops], stops, strict=False)
+    if segment_ids_T is None:
+        return tuple(Sequence(token_ids_T[start:stop]) for start, stop in bounds)
+    return tuple(Sequence(token_ids_T[start:stop], segment_ids_T[start:stop]) for start, stop in bounds)
+
+
+def _check_limits(
+    sequences: tuple[Sequence, ...],
+    token_ids_T: Int32Array,
+    segment_ids_T: Int32Array | None,
+    lengths_B: Int32Array,
+    limits: EngineLimits,
+) -> None:
+    """Check all sequences in one pass over each array; only a chunk at fault is searched for the culprit."""
+    if lengths_B.max() > limits.max_length:
+        raise _bad_chunk("lengths", sequences, limits)
+    if _outside(token_ids_T, limits.vocabulary_size):
+        raise _bad_chunk("token_ids", sequences, limits)
+    if segment_ids_T is not None and _outside(segment_ids_T, limits.num_segments):
+        raise _bad_chunk("segment_ids", sequences, limits)
+
+
+def _outside(ids_T: Int32Array, bound: int) -> bool:
+    # Read as unsigned, a negative id is larger than any bound: one pass instead of two.
+    return bool(ids_T.view(np.uint32).max() >= bound)
+
+
+def _bad_chunk(field: str, sequences: tuple[Sequence, ...], limits: EngineLimits) -> BadChunk:
+    for index, sequence in enumerate(sequences):
+        try:
+            limits.check(sequence)
+        except InvalidSequence as error:
+            return BadChunk(field, str(error), index)
+    raise AssertionError(f"{field} out of limits in no sequence: this is a bug")
