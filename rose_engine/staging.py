@@ -1,12 +1,26 @@
-"""Batches on the device, and the way there and back."""
+"""Batches on the device, and the way there and back: a ring of page-locked slots, one copy each way.
+
+Up: a slot holds token ids, positions, segments and cumulative lengths in one int32 buffer, padded to a
+`PaddedShape`, so that one copy fills the inputs that every captured graph reads. Down: the rows go to the
+slot's page-locked buffer on the same stream, and one event stands for the forward pass and that copy.
+Knows nothing of models, graphs or attention, and of the device only what `Device` says.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from rose_engine.arrival import Arrival, Event, EventWatcher
 from rose_engine.attention.base import RaggedLayout
+from rose_engine.batch import Batch, Int32Array, PackedLayout
+from rose_engine.lazy_tensor import Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,3 +31,174 @@ class DeviceBatch:
     position_ids_T: Tensor  # inside each sequence, from 0; a family adds its own offset
     segment_ids_T: Tensor | None
     layout: RaggedLayout
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedShape:
+    """What a step is padded to, and the key of its graph. `max_length` bounds every sequence."""
+
+    num_sequences: int
+    num_tokens: int
+    max_length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedBatch:
+    """A step's inputs: padded tensors on the device, what they were padded from, the slot it borrows."""
+
+    inputs: DeviceBatch  # `layout.lengths` is None: the tensors belong to the shape, not to the step
+    shape: PaddedShape
+    layout: PackedLayout
+    slot: Slot
+    end: int  # int32 values in the slot; the last are the cumulative lengths
+
+    @property
+    def cu_lengths(self) -> Int32Array:
+        """The cumulative lengths as they were uploaded, `[B + 1]` of the padded shape, in the slot."""
+        return self.slot.array[self.end - self.shape.num_sequences - 1 : self.end]
+
+    def eager_inputs(self) -> DeviceBatch:
+        """The inputs with the lengths the host knows, those of spare sequences included."""
+        lengths = tuple(np.diff(self.cu_lengths).tolist())
+        return dataclasses.replace(
+            self.inputs, layout=dataclasses.replace(self.inputs.layout, lengths=lengths)
+        )
+
+
+class Device(Protocol):
+    """What staging asks of a device; a test supplies its own."""
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Make the engine's stream the current one."""
+        ...
+
+    def empty(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Uninitialised device memory, `[size]`."""
+        ...
+
+    def page_locked(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Uninitialised host memory that the device copies from and to without the host's help."""
+        ...
+
+    def record(self) -> Event:
+        """An event behind everything the engine's stream holds now."""
+        ...
+
+    def release_cached(self) -> None:
+        """Hand memory that nothing uses back to the device; may wait for it. Never on the hot path."""
+        ...
+
+
+class Slot:
+    """Page-locked memory of one step in flight: its packed inputs and, once the width is known, its rows."""
+
+    def __init__(self, device: Device, num_inputs: int) -> None:
+        self._device = device
+        self.inputs = device.page_locked((num_inputs,), torch.int32)
+        self.array: Int32Array = self.inputs.numpy()
+        self._rows: Tensor | None = None
+        self._rows_array: Rows | None = None
+        self.arrival: Arrival | None = None
+
+    def free(self) -> None:
+        """Wait until the step that used the slot last is over and its rows are safe."""
+        if self.arrival is not None:
+            self.arrival.settle()
+            self.arrival = None
+
+    def rows_like(self, rows_BD: Tensor, max_sequences: int) -> tuple[Tensor, Rows]:
+        """The buffer for rows of this width and dtype, `[max_sequences, D]`, as a tensor and as an array."""
+        wanted = (max_sequences, *rows_BD.shape[1:])
+        if self._rows is None or self._rows.shape != wanted or self._rows.dtype != rows_BD.dtype:
+            self._rows = self._device.page_locked(wanted, rows_BD.dtype)
+            self._rows_array = self._rows.numpy()
+        assert self._rows_array is not None
+        return self._rows, self._rows_array
+
+
+class Stager:
+    """The ring of slots and the device buffer all steps share: the stream keeps one step's from the next's.
+
+    `slots` = steps in flight + 1 that is being filled. Not thread-safe; call it on the engine's stream.
+    """
+
+    def __init__(self, device: Device, max_tokens: int, max_sequences: int, slots: int = 3) -> None:
+        assert slots > 0
+        self._device = device
+        self._max_sequences = max_sequences
+        size = 3 * max_tokens + max_sequences + 1
+        self._device_inputs = device.empty(size, torch.int32)
+        self._slots = [Slot(device, size) for _ in range(slots)]
+        self._next = 0
+        self._views: dict[PaddedShape, DeviceBatch] = {}
+        self._watcher = EventWatcher()
+
+    def upload(self, batch: Batch, shape: PaddedShape) -> StagedBatch:
+        """Queue one copy that puts `batch`, padded to `shape`, where the device reads it.
+
+        Spare tokens have id, position and segment 0, lie behind the last real sequence and form the last
+        spare one; other spare sequences are empty and lie between. Waits only if every slot is in flight.
+        """
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        slot.free()
+        size = self._fill(slot.array, batch, shape)
+        self._device_inputs[:size].copy_(slot.inputs[:size], non_blocking=True)
+        return StagedBatch(self.inputs(shape), shape, batch.layout, slot, size)
+
+    def inputs(self, shape: PaddedShape) -> DeviceBatch:
+        """The device tensors that steps of `shape` read; the same memory every time."""
+        if (views := self._views.get(shape)) is None:
+            if len(self._views) >= 4096:
+                self._views.clear()
+            views = self._views[shape] = self._view(shape)
+        return views
+
+    def download(self, staged: StagedBatch, rows_BD: Tensor) -> Arrival:
+        """Queue the copy of the real rows to the host and mark its end."""
+        num_rows = staged.layout.num_sequences
+        target, array = staged.slot.rows_like(rows_BD, self._max_sequences)
+        target[:num_rows].copy_(rows_BD[:num_rows], non_blocking=True)
+        arrival = Arrival(self._device.record(), array[:num_rows], self._watcher)
+        staged.slot.arrival = arrival
+        return arrival
+
+    def abandon(self, staged: StagedBatch) -> None:
+        """Give the slot back after a step that failed; its upload may still be under way."""
+        staged.slot.arrival = Arrival(self._device.record(), None, self._watcher)
+
+    def close(self) -> None:
+        """Wait for every step in flight and end the watcher."""
+        for slot in self._slots:
+            slot.free()
+        self._watcher.close()
+
+    def _fill(self, host: Int32Array, batch: Batch, shape: PaddedShape) -> int:
+        """Pack a batch into `host`; returns the int32 values used."""
+        real, padded = batch.num_tokens, shape.num_tokens
+        _put(host[:padded], batch.token_ids_T, real)
+        _put(host[padded : 2 * padded], batch.position_ids_T, real)
+        _put(host[2 * padded : 3 * padded], _segments_or_zero(batch), real)
+        offset = 3 * padded
+        end = offset + shape.num_sequences + 1
+        starts = batch.num_sequences + 1
+        host[offset : offset + starts] = batch.layout.cu_lengths
+        host[offset + starts : end] = real
+        host[end - 1] = padded
+        return end
+
+    def _view(self, shape: PaddedShape) -> DeviceBatch:
+        end = 3 * shape.num_tokens
+        rows_3T = self._device_inputs[:end].view(3, shape.num_tokens)
+        cu_lengths = self._device_inputs[end : end + shape.num_sequences + 1]
+        layout = RaggedLayout(cu_lengths, shape.max_length, shape.num_sequences, None)
+        return DeviceBatch(rows_3T[0], rows_3T[1], rows_3T[2], layout)
+
+
+def _put(padded_T: Int32Array, values_T: Int32Array | int, num_tokens: int) -> None:
+    padded_T[:num_tokens] = values_T
+    padded_T[num_tokens:] = 0
+
+
+def _segments_or_zero(batch: Batch) -> Int32Array | int:
+    return 0 if batch.segment_ids_T is None else batch.segment_ids_T

@@ -15,7 +15,7 @@ ENGINE = "rose_engine.engine, rose_engine.models.registry"
     ("modules", "forbidden"),
     [
         (GATEWAY, ("torch", "transformers", "safetensors", "rose_engine", "tulip_server")),
-        (ENGINE, ("grpc", "fastapi", "asyncio", "tokenizers", "protos", "tulip_server", "ivy_gateway")),
+        (ENGINE, ("grpc", "fastapi", "tokenizers", "protos", "tulip_server", "ivy_gateway")),
         (
             "protos.codec, protos.fingerprint",
             ("torch", "fastapi", "ivy_gateway", "tulip_server", "rose_engine"),

@@ -1,0 +1,50 @@
+"""Cut a job's inputs into chunks for the replicas, and put the rows together again in the job's order.
+
+Pure functions: knows nothing of replicas, of deadlines or of what the rows mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ivy_gateway.jobs import Chunk, EncodedInput
+
+
+def split(inputs: Sequence[EncodedInput], max_tokens: int, max_inputs: int, parts: int = 1) -> list[Chunk]:
+    """Cut `inputs` into consecutive chunks of at most `max_tokens` and `max_inputs` each.
+
+    Every input is in exactly one chunk, in order; one that is over `max_tokens` by itself forms its own.
+    The cost is spread evenly over as many chunks as are needed, and over at least `parts` of them while the
+    inputs last: one for each replica that could work at the same time.
+    """
+    total = sum(item.num_tokens for item in inputs)
+    wanted = min(max(parts, -(-total // max_tokens)), max(len(inputs), 1))
+    chunks: list[Chunk] = []
+    current: list[EncodedInput] = []
+    cost = done = 0
+    for item in inputs:
+        # The next chunk starts where this input's middle passes the even share of the chunks so far.
+        share_spent = (done + item.num_tokens / 2) * wanted > (len(chunks) + 1) * total
+        if current and (share_spent or cost + item.num_tokens > max_tokens or len(current) == max_inputs):
+            chunks.append(Chunk(tuple(current)))
+            current, cost = [], 0
+        current.append(item)
+        cost += item.num_tokens
+        done += item.num_tokens
+    return [*chunks, Chunk(tuple(current))] if current else chunks
+
+
+def merge(chunk_rows: Sequence[NDArray[Any]], chunks: Sequence[Chunk]) -> NDArray[Any]:
+    """The rows of all chunks, `[inputs, D]`, in the job's order; row i of a chunk belongs to its input i."""
+    assert len(chunk_rows) == len(chunks), "one block of rows per chunk: this is a bug of the caller"
+    rows_BD = np.concatenate(chunk_rows)
+    order_B = np.fromiter((item.index for chunk in chunks for item in chunk.inputs), np.intp, len(rows_BD))
+    if np.array_equal(order_B, np.arange(len(order_B))):
+        return rows_BD
+    merged_BD = np.empty_like(rows_BD)
+    merged_BD[order_B] = rows_BD
+    return merged_BD

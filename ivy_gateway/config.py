@@ -1,0 +1,332 @@
+"""The gateway's settings: one frozen object, from flags and from `IVY_*` in the environment.
+
+Each setting is declared once, as a field below; its flag, its environment key and its line in `--help`
+follow from that. A flag wins over the environment. Knows nothing of the model's files: what they say is
+`model_profile`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_type_hints
+
+from ivy_gateway.errors import StartupError
+
+ENVIRONMENT_PREFIX = "IVY_"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+TOKEN_ID_POLICIES = ("reject", "model")
+
+_ADDRESS = re.compile(r"unix:/.+|(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """How one field is spelled outside: `--name` and `IVY_NAME`, or `IVY_PLURAL` for a repeatable flag."""
+
+    name: str
+    parse: Callable[[str], Any]
+    help: str
+    plural: str = ""
+    inverted: bool = False  # the flag states the opposite of the field
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    @property
+    def key(self) -> str:
+        return ENVIRONMENT_PREFIX + (self.plural or self.name).replace("-", "_").upper()
+
+
+def _boolean(text: str) -> bool:
+    try:
+        return _BOOLEANS[text.lower()]
+    except KeyError:
+        raise ValueError(f"{text!r} is neither true nor false") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Comma-separated names; white space around them does not count."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _prompt(text: str) -> dict[str, str]:
+    """`name=text`, or a JSON object of such pairs (the only form for several in the environment)."""
+    if text.startswith("{"):
+        prompts = json.loads(text)
+        if all(isinstance(value, str) for value in prompts.values()):
+            return dict(prompts)
+        raise ValueError("every prompt in the JSON object must be a string")
+    name, equals, prompt = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} is not name=text")
+    return {name: prompt}
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"{text!r} is not one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def default_tokenizer_workers() -> int:
+    """One thread per core, at most four.
+
+    One thread makes over a million tokens a second, and four feed several replicas; with more, the share of
+    the work that needs the GIL (ids to arrays, about 3 %) starts to delay the event loop. Further cores are
+    better spent on `workers`.
+    """
+    return min(os.cpu_count() or 1, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Settings of one gateway process, checked when made.
+
+    Raises `StartupError` naming the setting at fault.
+    """
+
+    model: Annotated[Path, _Setting("model", Path, "folder of the model's own files")]
+    name: Annotated[
+        str | None, _Setting("served-model-name", str, "the model's name for clients (the folder's name)")
+    ] = None
+    aliases: Annotated[
+        tuple[str, ...], _Setting("alias", _names, "a further name to answer to", plural="aliases")
+    ] = ()
+    replicas: Annotated[
+        tuple[str, ...], _Setting("replica", _names, "a server: host:port or unix:/path", plural="replicas")
+    ] = ()
+    host: Annotated[str, _Setting("host", str, "address to listen on")] = "127.0.0.1"
+    port: Annotated[int, _Setting("port", int, "port to listen on; 0 takes a free one")] = 8080
+    workers: Annotated[int, _Setting("workers", int, "gateway processes that share the port")] = 1
+
+    max_chunk_tokens: Annotated[
+        int, _Setting("max-chunk-tokens", int, "tokens of one message to a replica")
+    ] = 16384
+    max_chunk_inputs: Annotated[
+        int, _Setting("max-chunk-inputs", int, "inputs of one message to a replica")
+    ] = 256
+    max_client_batch_size: Annotated[int, _Setting("max-client-batch-size", int, "inputs of one request")] = (
+        2048
+    )
+    max_body_bytes: Annotated[int, _Setting("max-body-bytes", int, "bytes of one request")] = 16 * 1024 * 1024
+    max_waiting_tokens: Annotated[
+        int, _Setting("max-waiting-tokens", int, "tokens inside the gateway before new requests are refused")
+    ] = 1024 * 1024
+    request_timeout: Annotated[
+        float, _Setting("request-timeout", float, "seconds before a request is given up")
+    ] = 30.0
+
+    auto_truncate: Annotated[
+        bool, _Setting("auto-truncate", _boolean, "cut inputs over the limit instead of refusing them")
+    ] = True
+    literal_text: Annotated[
+        bool,
+        _Setting(
+            "parity-tokens",
+            _boolean,
+            "read special-token spellings in user text as the tokenizer file does, not as plain characters",
+            inverted=True,
+        ),
+    ] = True
+    token_ids: Annotated[
+        str,
+        _Setting(
+            "token-ids",
+            _choice(*TOKEN_ID_POLICIES),
+            "token ids on /v1/embeddings: reject, or model (its own)",
+        ),
+    ] = "reject"  # noqa: S105 - not a password
+    default_prompt_name: Annotated[
+        str | None, _Setting("default-prompt-name", str, "prompt of texts whose request names none")
+    ] = None
+    prompts: Annotated[
+        Mapping[str, str],
+        _Setting("prompt", _prompt, "name=text, or a JSON object: add or replace prompts", plural="prompts"),
+    ] = field(default_factory=dict)
+    max_length: Annotated[
+        int | None, _Setting("max-length", int, "tokens of one input; may only lower the model's own limit")
+    ] = None
+    any_dimensions: Annotated[
+        bool,
+        _Setting("any-dimensions", _boolean, "shorten vectors even where the model's files do not allow it"),
+    ] = False
+    tokenizer_workers: Annotated[
+        int, _Setting("tokenizer-workers", int, "tokenizing threads of each process (cores, at most 4)")
+    ] = field(default_factory=default_tokenizer_workers)
+
+    log_level: Annotated[str, _Setting("log-level", _choice(*LOG_LEVELS), ", ".join(LOG_LEVELS))] = "info"
+    debug: Annotated[bool, _Setting("debug", _boolean, "asyncio's slow checks, tracebacks in the log")] = (
+        False
+    )
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_addresses()
+        if self.max_waiting_tokens < self.max_chunk_tokens:
+            raise StartupError(
+                f"--max-waiting-tokens {self.max_waiting_tokens} is below"
+                f" --max-chunk-tokens {self.max_chunk_tokens}: no full chunk could ever wait"
+            )
+        if not all(self.model_names):
+            raise StartupError("--served-model-name and --alias must not be empty")
+        if self.token_ids not in TOKEN_ID_POLICIES:
+            raise StartupError(f"--token-ids {self.token_ids!r} is not one of {', '.join(TOKEN_ID_POLICIES)}")
+
+    @property
+    def served_model_name(self) -> str:
+        """The name that replies carry: as set, else the folder's."""
+        return self.model.resolve().name if self.name is None else self.name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name a request may use, the served one first."""
+        return (self.served_model_name, *self.aliases)
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str], environ: Mapping[str, str]) -> GatewayConfig:
+        """Read flags (without the program's name) and the `IVY_*` keys of `environ`.
+
+        Raises `StartupError` for an unknown flag or key (with the nearest known spelling), for a value that
+        cannot be read and for settings that contradict each other. `--help` prints and exits.
+        """
+        settings = _from_environment(environ) | _from_flags(argv)
+        if "model" not in settings:
+            raise StartupError("no model: give its folder by --model or IVY_MODEL")
+        return cls(**settings)
+
+    def _check_ranges(self) -> None:
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise StartupError(f"{_SETTINGS[name].flag} must be above zero, not {value}")
+        if not 0 <= self.port <= 65535:
+            raise StartupError(f"--port {self.port} is outside 0 to 65535")
+        if self.port == 0 and self.workers > 1:
+            raise StartupError("--port 0 takes a free port in each process: it needs --workers 1")
+
+    def _check_addresses(self) -> None:
+        if not self.replicas:
+            raise StartupError("no replica: give at least one by --replica or IVY_REPLICAS")
+        for address in self.replicas:
+            match = _ADDRESS.fullmatch(address)
+            if match is None or int(match["port"] or 1) not in range(1, 65536):
+                raise StartupError(f"--replica {address!r} is neither host:port nor unix:/path")
+        if len(set(self.replicas)) < len(self.replicas):
+            raise StartupError("--replica names one address twice")
+
+
+_SETTINGS: dict[str, _Setting] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(GatewayConfig, include_extras=True).items()
+}
+_POSITIVE = (
+    "workers",
+    "max_chunk_tokens",
+    "max_chunk_inputs",
+    "max_client_batch_size",
+    "max_body_bytes",
+    "max_waiting_tokens",
+    "request_timeout",
+    "max_length",
+    "tokenizer_workers",
+)
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Fields set by `IVY_*` keys. An empty value is no value, so that templates can leave keys blank."""
+    fields = {setting.key: name for name, setting in _SETTINGS.items()}
+    values: dict[str, Any] = {}
+    for key, text in environ.items():
+        if not key.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if key not in fields:
+            raise StartupError(f"{key} in the environment is no setting{_nearest(key, list(fields))}")
+        if text:
+            values |= _read(fields[key], key, [text])
+    return values
+
+
+def _from_flags(argv: Sequence[str]) -> dict[str, Any]:
+    parser = _parser()
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        raise StartupError(f"unknown flag {unknown[0]}{_nearest(unknown[0].partition('=')[0], known)}")
+    values: dict[str, Any] = {}
+    for name, texts in vars(given).items():
+        values |= _read(name, _SETTINGS[name].flag, texts)
+    return values
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; the nearest known one is {close[0]}" if close else ""
+
+
+def _read(name: str, source: str, texts: list[str]) -> dict[str, Any]:
+    """Field `name` with the value written at `source`; the last text counts, or all of a repeatable flag."""
+    setting = _SETTINGS[name]
+    try:
+        values = [setting.parse(text) for text in texts]
+    except ValueError as error:
+        raise StartupError(f"{source}: {error}") from error
+    if not setting.plural:
+        return {name: not values[-1] if setting.inverted else values[-1]}
+    if setting.parse is _prompt:
+        return {name: {key: prompt for part in values for key, prompt in part.items()}}
+    return {name: tuple(item for part in values for item in part)}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="ivy",
+        description="HTTP gateway for embedding and reranking replicas.",
+        epilog="Each flag has an environment key, shown in brackets; the flag wins.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    defaults = {f.name: f.default for f in dataclasses.fields(GatewayConfig)}
+    for name, setting in _SETTINGS.items():
+        _add_flag(parser, name, setting, defaults[name])
+    return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, setting: _Setting, default: object) -> None:
+    if setting.parse is _boolean:
+        shown = f", default: {'on' if default != setting.inverted else 'off'}"
+        text = f"{setting.help} [{setting.key}{shown}]"
+        parser.add_argument(setting.flag, dest=name, action="append_const", const="true", help=text)
+        off = f"--no-{setting.name}"
+        parser.add_argument(off, dest=name, action="append_const", const="false", help=argparse.SUPPRESS)
+        return
+    shown = "" if default in (None, (), dataclasses.MISSING) else f", default: {default}"
+    metavar = {"int": "N", "float": "SECONDS", "Path": "FOLDER"}.get(setting.parse.__name__, "TEXT")
+    text = f"{setting.help} [{setting.key}{shown}]"
+    parser.add_argument(setting.flag, dest=name, action="append", metavar=metavar, help=text)

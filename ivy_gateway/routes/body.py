@@ -1,0 +1,209 @@
+"""Request bodies: read within the limit, parsed as JSON, their fields checked by name.
+
+Works on the raw bytes: no model validation stands between a request and its handler. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NoReturn, TypeAlias
+
+import orjson
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from ivy_gateway.errors import (
+    BodyTooLarge,
+    InvalidField,
+    InvalidValue,
+    MalformedJson,
+    UnsupportedMediaType,
+)
+from ivy_gateway.routes.render import ClientGone
+
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+
+_KIND_NAMES = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+class Fields:
+    """The fields of a JSON object. `null` counts as absent; unknown fields are never looked at.
+
+    Every reader raises `InvalidField` for a wrong type and `InvalidValue` for an impossible value, naming
+    the field. A boolean is not an integer, and 64.0 is not 64.
+    """
+
+    def __init__(self, values: dict[str, JsonValue]) -> None:
+        self._values = values
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def get(self, name: str) -> JsonValue:
+        """The bare value, or `None`."""
+        return self._values.get(name)
+
+    def require(self, name: str) -> JsonValue:
+        """The bare value of a field that must be there."""
+        value = self._values.get(name)
+        if value is None:
+            raise InvalidField(f"`{name}` is required", name)
+        return value
+
+    def boolean(self, name: str) -> bool | None:
+        """`true`, `false` or absent."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, bool):
+            refuse(name, "a boolean", value)
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A string or absent."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, str):
+            refuse(name, "a string", value)
+        return value
+
+    def integer(self, name: str, minimum: int, maximum: int = 2**31 - 1) -> int | None:
+        """An integer of `minimum` .. `maximum`, or absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool):
+            refuse(name, "an integer", value)
+        if not minimum <= value <= maximum:
+            raise InvalidValue(f"`{name}` must be {minimum} to {maximum}, got {value}", name)
+        return value
+
+    def choice(self, name: str, allowed: Sequence[str]) -> str | None:
+        """One of `allowed`, or absent; any other value, of whatever type, is told what is allowed."""
+        value = self._values.get(name)
+        if value is None or (isinstance(value, str) and value in allowed):
+            return value
+        shown = repr(value) if isinstance(value, str) and len(value) <= 40 else kind_of(value)
+        raise InvalidValue(f"`{name}` must be one of {', '.join(allowed)}; got {shown}", name)
+
+    def one_of(self, *names: str) -> str | None:
+        """The first of `names` that is there: for fields with several spellings."""
+        return next((name for name in names if name in self), None)
+
+
+def refuse(name: str, wanted: str, value: JsonValue) -> NoReturn:
+    """Raise the `InvalidField` for a value of the wrong type."""
+    raise InvalidField(f"`{name}` must be {wanted}, got {kind_of(value)}", name)
+
+
+def kind_of(value: JsonValue) -> str:
+    """What a JSON value is, in words; never the value itself, which may be anybody's text."""
+    return "null" if value is None else _KIND_NAMES.get(type(value), "something else")
+
+
+async def read_fields(request: Request, max_bytes: int) -> Fields:
+    """The JSON object in the body.
+
+    Raises `UnsupportedMediaType`, `BodyTooLarge`, `MalformedJson`, `InvalidField`, and `ClientGone`.
+    """
+    _check_content_type(request.headers.get("content-type"))
+    return Fields(parse_object(await _read(request, max_bytes)))
+
+
+def parse_object(raw: bytes) -> dict[str, JsonValue]:
+    """Parse `raw` as one JSON object without duplicate keys."""
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise _malformed(raw, error) from None
+    if not isinstance(value, dict):
+        raise InvalidField(f"the body must be a JSON object, got {kind_of(value)}")
+    _check_duplicates(raw, value)
+    return value
+
+
+def _check_content_type(content_type: str | None) -> None:
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise UnsupportedMediaType(f"the content type must be application/json, got {kind[:80] or 'none'}")
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    """The whole body; an oversized one is cut, after as much again has been read and dropped.
+
+    The drain lets ordinary clients, which send everything before they listen, see the answer.
+    """
+    declared = request.headers.get("content-length", "")
+    size, parts = 0, []
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= max_bytes:
+                parts.append(part)
+            elif size > 2 * max_bytes:
+                break
+    except ClientDisconnect:
+        raise ClientGone from None
+    if size > max_bytes:
+        got = declared if declared.isdecimal() else f"at least {size}"
+        raise BodyTooLarge(f"the body may hold {max_bytes} bytes, got {got}")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_duplicates(raw: bytes, value: dict[str, JsonValue]) -> None:
+    """Refuse a key that is given twice, of which the parser would silently keep the last.
+
+    Texts rarely spell a quoted key, so counting is nearly always enough; only then is the body parsed again.
+    """
+    if any(raw.count(b'"%b"' % key.encode()) > 1 for key in value if key.isascii()):
+        keys = [key for key, _ in _outer_pairs(raw)]
+        for key in value:
+            if keys.count(key) > 1:
+                raise MalformedJson(f"`{key[:80]}` is given more than once", key[:80])
+
+
+def _outer_pairs(raw: bytes) -> list[tuple[str, JsonValue]]:
+    # The hook runs for inner objects first, so the last result is the outer one's.
+    outer: list[list[tuple[str, JsonValue]]] = []
+    try:
+        json.loads(raw, object_pairs_hook=outer.append)
+    except (ValueError, RecursionError):  # this parser's limits are narrower
+        raise MalformedJson("the body is nested too deeply, or holds a number too long") from None
+    return outer[-1]
+
+
+def _malformed(raw: bytes, error: orjson.JSONDecodeError) -> MalformedJson:
+    if not raw:
+        return MalformedJson("the body is empty; a JSON object was expected")
+    if "UTF-8" in str(error):
+        return MalformedJson("the body is not JSON: it is not valid UTF-8")
+    if "surrogate" in str(error):
+        return _lone_surrogate(raw)
+    return MalformedJson(f"the body is not JSON: {error}")
+
+
+def _lone_surrogate(raw: bytes) -> MalformedJson:
+    """Name the field that holds half a surrogate pair, which is no character."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return MalformedJson("the body holds half a surrogate pair (\\ud800 to \\udfff)")
+    place = _place_of_surrogate(value, "")
+    return MalformedJson(f"`{place}` holds half a surrogate pair (\\ud800 to \\udfff)", place)
+
+
+def _place_of_surrogate(value: JsonValue, place: str) -> str | None:
+    if isinstance(value, str):
+        return place if any("\ud800" <= character <= "\udfff" for character in value) else None
+    children: list[tuple[str, JsonValue]] = []
+    if isinstance(value, dict):
+        children = [(f"{place}.{key}" if place else key, child) for key, child in value.items()]
+    elif isinstance(value, list):
+        children = [(f"{place}[{i}]", child) for i, child in enumerate(value)]
+    found = (_place_of_surrogate(child, at) for at, child in children)
+    return next((at for at in found if at is not None), None)

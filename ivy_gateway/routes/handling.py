@@ -1,0 +1,88 @@
+"""What handlers of every dialect share: the pipeline, the deadline, hang-ups, model names, reply headers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+from ivy_gateway.config import GatewayConfig
+from ivy_gateway.errors import UnknownModel
+from ivy_gateway.jobs import Usage
+from ivy_gateway.pipeline import Pipeline
+from ivy_gateway.routes.body import Fields
+from ivy_gateway.routes.render import JSON, ClientGone
+
+
+def pipeline_of(request: Request) -> Pipeline:
+    """The pipeline that the application was started with."""
+    pipeline: Pipeline = request.app.state.pipeline
+    return pipeline
+
+
+def deadline_for(config: GatewayConfig) -> float:
+    """When a request that arrives now is given up, on the event loop's clock."""
+    return asyncio.get_running_loop().time() + config.request_timeout
+
+
+@contextlib.asynccontextmanager
+async def hangup_cancels(request: Request) -> AsyncIterator[None]:
+    """Cancel the block when the client hangs up; it ends with `ClientGone` then."""
+    task = asyncio.current_task()
+    assert task is not None
+    watcher = asyncio.create_task(_cancel_at_hangup(request, task))
+    try:
+        yield
+    except asyncio.CancelledError:
+        if watcher.done() and not watcher.cancelled() and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        watcher.cancel()
+
+
+async def _cancel_at_hangup(request: Request, task: asyncio.Task[Any]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
+def check_model(fields: Fields, config: GatewayConfig) -> None:
+    """Raise `UnknownModel` for a model name that is not served; absent is fine."""
+    model = fields.text("model")
+    if model is not None and model not in config.model_names:
+        served = ", ".join(config.model_names)
+        raise UnknownModel(f"the model {model[:200]!r} is not served here; served: {served}", "model")
+
+
+def result_headers(pipeline: Pipeline, usage: Usage) -> dict[str, str]:
+    """Headers of every inference reply: what was cut, and in which space the vectors lie."""
+    return {
+        "x-truncated-inputs": str(usage.num_truncated),
+        "x-embedding-space": pipeline.embedding_space,
+    }
+
+
+def listing(kind: str, config: GatewayConfig, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    """The envelope that OpenAI's and vLLM's list replies share; `kind` prefixes the id."""
+    return {
+        "id": f"{kind}-{secrets.token_hex(12)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": config.served_model_name,
+        "data": data,
+        "usage": {"prompt_tokens": usage.num_tokens, "total_tokens": usage.num_tokens},
+    }
+
+
+def json_response(content: object, headers: Mapping[str, str] | None = None) -> Response:
+    """`content`, numpy arrays included, as JSON."""
+    return Response(
+        orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers, media_type=JSON
+    )

@@ -1,0 +1,153 @@
+"""A gateway process around the application: a bound socket, uvicorn, one or several workers, a ready file.
+
+Knows nothing of replicas or routes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+import tempfile
+import threading
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from ivy_gateway.app import create_app
+from ivy_gateway.config import GatewayConfig
+from ivy_gateway.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_RESTART_SECONDS = 1.0
+_KEEP_ALIVE_SECONDS = 75  # above the idle time of common load balancers (60 s), so that they close first
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def serve(config: GatewayConfig, ready_file: Path | None) -> None:
+    """Serve until SIGINT or SIGTERM, then finish what is in flight and return.
+
+    `ready_file` gets `{"port": n}` once requests are accepted. Raises `StartupError` for a broken model
+    folder and for an address that cannot be bound.
+    """
+    _set_up_logging(config)
+    app = create_app(config)
+    with _bind(config.host, config.port) as listener:
+        if config.workers == 1:
+            _serve_alone(app, config, ready_file, listener)
+            return
+        with tempfile.TemporaryDirectory(prefix="ivy-metrics-") as folder:
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # the workers' counters are added up there
+            _Workers(config, ready_file, listener).run()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server that writes the ready file when it accepts requests."""
+
+    def __init__(self, config: uvicorn.Config, ready_file: Path | None) -> None:
+        super().__init__(config)
+        self._ready_file = ready_file
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then tell."""
+        await super().startup(sockets)
+        if self._ready_file is not None and sockets and not self.should_exit:
+            _write_ready_file(self._ready_file, sockets[0].getsockname()[1])
+
+
+class _Workers:
+    """Processes that share one listening socket; one that dies is replaced until all are told to stop."""
+
+    def __init__(self, config: GatewayConfig, ready_file: Path | None, listener: socket.socket) -> None:
+        self._arguments = (config, ready_file, listener)
+        self._context = multiprocessing.get_context("spawn")
+        self._stopping = threading.Event()
+        self._processes: list[SpawnProcess] = []
+
+    def run(self) -> None:
+        """Start them, keep them, and return when all have ended after SIGINT or SIGTERM."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        self._processes = [self._start() for _ in range(self._arguments[0].workers)]
+        while not self._stopping.is_set():
+            multiprocessing.connection.wait([process.sentinel for process in self._processes])
+            self._replace_dead()
+        for process in self._processes:
+            process.join()
+
+    def _start(self) -> SpawnProcess:
+        process = self._context.Process(target=_work, args=self._arguments)
+        process.start()
+        return process
+
+    def _replace_dead(self) -> None:
+        for i, process in enumerate(self._processes):
+            if process.exitcode is not None and not self._stopping.wait(_RESTART_SECONDS):
+                logger.error("worker %s ended with exit code %s; replacing it", process.pid, process.exitcode)
+                self._processes[i] = self._start()
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping.set()
+        for process in self._processes:
+            process.terminate()
+
+
+def _work(config: GatewayConfig, ready_file: Path | None, listener: socket.socket) -> None:
+    """What one worker process runs."""
+    _set_up_logging(config)
+    _serve_alone(create_app(config), config, ready_file, listener)
+
+
+def _serve_alone(
+    app: FastAPI, config: GatewayConfig, ready_file: Path | None, listener: socket.socket
+) -> None:
+    # After a clean stop uvicorn raises the signal again, under the handler that it found at its start.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    settings = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        lifespan="on",
+        log_config=None,
+        log_level="debug" if config.log_level == "debug" else "warning",
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(config.request_timeout) + 1,
+    )
+    _Server(settings, ready_file).run([listener])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    listener.set_inheritable(True)
+    return listener
+
+
+def _set_up_logging(config: GatewayConfig) -> None:
+    logging.basicConfig(level=config.log_level.upper(), format=_LOG_FORMAT)
+
+
+def _write_ready_file(path: Path, port: int) -> None:
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps({"port": port}))
+    unfinished.replace(path)

@@ -1,0 +1,303 @@
+"""From prompts to token ids: a pool of threads over one fast tokenizer that is never reconfigured.
+
+Ids are cut, never texts, and special tokens are put around what is left, so that neither a cut nor two
+requests at once can lose or move one. Knows nothing of prompts' names, of chunks or of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ivy_gateway.errors import InvalidValue, StartupError
+from ivy_gateway.jobs import EncodedInput, Int32Array, TokenIds, Truncation
+from ivy_gateway.model_profile import uses_segments
+from ivy_gateway.special_tokens import Json, Template, Templates, control_tokens, literal_form
+from ivy_gateway.templates import JobInput, Prompt, Text
+from ivy_gateway.truncation import Cut, checked_lengths, fit_pair, fit_ready, fit_text, join
+from protos.fingerprint import tokenizer_hash
+
+# Up to here one call takes about 60 us (BERT and XLM-R files, one core), as much as a hop to a thread and
+# back (55 us on uvloop, 70 us on asyncio): encode at once.
+_INLINE_CHARACTERS = 256
+_INLINE_PROMPTS = 8
+# A thread's part: below, hops cost more than a second thread saves; above (about 6 ms), others wait too long.
+_MIN_PART_CHARACTERS = 2048
+_MAX_PART_CHARACTERS = 32768
+
+T = TypeVar("T")
+
+_PROBES = ("", "a", "The quick brown fox, 1984!", "Zürich 東京 🙂", " lead and trail ")
+
+
+def num_characters(inputs: Iterable[JobInput]) -> int:
+    """Unicode scalars of all texts of a job; ready ids count as one each."""
+    return sum(sum(map(_size, item)) if isinstance(item, tuple) else _size(item) for item in inputs)
+
+
+class TextTokenizer:
+    """A model's tokenizer for many requests at once. Make it by `load`; `close` ends its threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: Templates,
+        *,
+        hash: str,  # noqa: A002 - the server's word for it too
+        vocabulary_size: int,
+        max_length: int,
+        workers: int,
+        lower_case: bool,
+    ) -> None:
+        self.template = template
+        self.hash = hash
+        self.vocabulary_size = vocabulary_size
+        self.max_length = max_length
+        self.special_counts = (template.single.num_special, template.pair.num_special)
+        self._tokenizer = tokenizer
+        self._workers = workers
+        self._lower_case = lower_case
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, literal: bool, max_length: int, workers: int, lower_case: bool
+    ) -> TextTokenizer:
+        """Load the folder's `tokenizer.json`.
+
+        `literal`: spellings of special tokens in user text are plain characters. `max_length`: the model's
+        limit in tokens, special tokens included. `workers`: threads. `lower_case`: lower-case every text.
+        Raises `StartupError` for a file that cannot be read, whose template is not known, or that fails the
+        checks against the library itself.
+        """
+        # The pool below splits work over threads already; the library's own threads would only compete with
+        # it for the same cores (and lend one core's request the others' time). An operator's value wins.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        path = folder / "tokenizer.json"
+        try:
+            # These two settings of a file are one for all; here each request has its own.
+            content = json.loads(path.read_bytes()) | {"truncation": None, "padding": None}
+            template = Templates.read(content, uses_segments(folder))
+            return cls(
+                _checked_tokenizer(content, template, literal),
+                template,
+                hash=tokenizer_hash(path),
+                vocabulary_size=_vocabulary_size(content),
+                max_length=max_length,
+                workers=workers,
+                lower_case=lower_case,
+            )
+        except StartupError:
+            raise
+        except Exception as error:  # the library raises bare exceptions for files it cannot read
+            raise StartupError(f"{path} is no tokenizer that can be served: {error!r}") from error
+
+    def close(self) -> None:
+        """End the threads, after the work they have."""
+        self._threads.shutdown()
+
+    async def encode(
+        self, prompts: Sequence[Prompt], truncation: Truncation, default_truncate: bool, field: str
+    ) -> list[EncodedInput]:
+        """Encode single texts, or ready sequences of ids (taken verbatim), in order.
+
+        `field` is the client's name for its inputs. Raises `TooLong` naming the inputs over the limit where
+        truncation is off, `EmptyInput` for inputs without any token, `InvalidValue` for text that is not
+        Unicode, for ids outside the vocabulary and for a limit that leaves no room.
+        """
+        template = self.template.single
+        cut = self._cut(template, truncation, default_truncate, field)
+
+        def encode_part(part: Sequence[Prompt]) -> list[EncodedInput]:
+            ids = self._token_ids([(f"{field}[{p.index}]", p.text) for p in part])
+            return [
+                fit_ready(p.index, p.text, template, cut)
+                if isinstance(p.text, TokenIds)
+                else fit_text(p.index, own, template, cut)
+                for p, own in zip(part, ids, strict=True)
+            ]
+
+        inputs = await self._spread(encode_part, prompts, [_size(p.text) for p in prompts])
+        return checked_lengths(inputs, cut, field)
+
+    async def encode_pairs(
+        self,
+        prompts: Sequence[Prompt],
+        truncation: Truncation,
+        default_truncate: bool,
+        fields: tuple[str, str],
+        max_tokens_per_query: int | None = None,
+    ) -> list[EncodedInput]:
+        """Encode pairs by the pair template, in order; equal first texts are tokenized once.
+
+        The second text is cut to what the first leaves; the first only to `max_tokens_per_query`, counted
+        without special tokens. Raises as `encode`, and `TooLong` for a first text that leaves the second no
+        room for a single token.
+        """
+        template = self.template.pair
+        cut = self._cut(template, truncation, default_truncate, fields[1])
+        queries = await self._encode_queries(prompts, fields[0])
+        query_limit = max_tokens_per_query or self.max_length
+
+        def encode_part(part: Sequence[Prompt]) -> list[EncodedInput]:
+            ids = self._token_ids([(f"{fields[1]}[{p.index}]", p.second_text) for p in part])
+            return [
+                fit_pair(p.index, queries[p.text], own, template, cut, query_limit, fields[0])
+                for p, own in zip(part, ids, strict=True)
+            ]
+
+        inputs = await self._spread(encode_part, prompts, [_size(p.second_text) for p in prompts])
+        return checked_lengths(inputs, cut, fields[1])
+
+    def join_pair_ids(self, first: Int32Array, second: Int32Array) -> TokenIds:
+        """One sequence from two lists of ids without special tokens, uncut."""
+        template = self.template.pair
+        return join(template, first.tolist(), second.tolist())
+
+    def check_ids(self, ready: TokenIds, param: str) -> None:
+        """Raise `InvalidValue`, naming id and limit, unless every id is in the vocabulary."""
+        ids, segments = ready.token_ids, ready.segment_ids
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.vocabulary_size:
+            wrong = ids.min() if ids.min() < 0 else ids.max()
+            raise InvalidValue(
+                f"`{param}`: token id {wrong} is outside 0 to {self.vocabulary_size - 1}", param
+            )
+        if segments is not None and len(segments) != len(ids):
+            raise InvalidValue(f"`{param}`: {len(segments)} segment ids for {len(ids)} token ids", param)
+
+    def _cut(self, template: Template, truncation: Truncation, default: bool, field: str) -> Cut:
+        limit = self.max_length
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        if limit <= template.num_special:
+            raise InvalidValue(
+                f"a limit of {limit} tokens leaves no room beside {template.num_special} special tokens",
+                field,
+            )
+        enabled = default if truncation.enabled is None else truncation.enabled
+        return Cut(enabled, limit, truncation.side)
+
+    async def _encode_queries(self, prompts: Sequence[Prompt], field: str) -> dict[Text, list[int]]:
+        """Ids of every different first text, without special tokens."""
+        firsts = list({p.text: p for p in reversed(prompts)}.values())
+        lone = len(firsts) == 1
+
+        def encode_part(part: Sequence[Prompt]) -> list[list[int]]:
+            return self._token_ids([(field if lone else f"{field}[{p.index}]", p.text) for p in part])
+
+        ids = await self._spread(encode_part, firsts, [_size(p.text) for p in firsts])
+        return dict(zip((p.text for p in firsts), ids, strict=True))
+
+    def _token_ids(self, named: Sequence[tuple[str, Text]]) -> list[list[int]]:
+        """Ids of texts, without special tokens; ready ids are checked and passed on. Names are for errors."""
+        texts = [self._readable(text, param) for param, text in named if isinstance(text, str)]
+        # Unlike `encode`, the batch call lets go of the GIL; `fast` leaves out offsets, which nobody needs.
+        encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else ())
+        ids: list[list[int]] = []
+        for param, text in named:
+            if isinstance(text, TokenIds):
+                self.check_ids(text, param)
+                ids.append(text.token_ids.tolist())
+            else:
+                ids.append(next(encodings).ids)
+        return ids
+
+    def _readable(self, text: str, param: str) -> str:
+        """`text` as the library takes it. Raises `InvalidValue` for half of a surrogate pair."""
+        try:
+            text.isascii() or text.encode()
+        except UnicodeEncodeError as error:
+            code = f"U+{ord(text[error.start]):04X}"
+            message = f"`{param}` is not valid Unicode: lone surrogate {code} at character {error.start}"
+            raise InvalidValue(message, param) from None
+        return text.lower() if self._lower_case else text
+
+    async def _spread(
+        self, work: Callable[[Sequence[Prompt]], list[T]], prompts: Sequence[Prompt], sizes: Sequence[int]
+    ) -> list[T]:
+        """`work` on all prompts: here and now when that is less than a hop, else evenly over the threads."""
+        if sum(sizes) <= _INLINE_CHARACTERS and len(prompts) <= _INLINE_PROMPTS:
+            return work(prompts)
+        loop = asyncio.get_running_loop()
+        parts = [prompts[start:end] for start, end in _even_parts(sizes, self._workers)]
+        results: list[list[T]] = [[] for _ in parts]
+        waiting = deque(enumerate(parts))
+
+        async def drain() -> None:
+            while waiting:
+                number, part = waiting.popleft()
+                results[number] = await loop.run_in_executor(self._threads, work, part)
+
+        try:
+            # One part per thread at a time: a large request queues no more than that before other requests.
+            await asyncio.gather(*(drain() for _ in range(self._workers)))
+        finally:
+            waiting.clear()
+        return [item for result in results for item in result]
+
+
+def _size(text: Text) -> int:
+    return len(text) if isinstance(text, str) else len(text.token_ids)
+
+
+def _even_parts(sizes: Sequence[int], num_threads: int) -> list[tuple[int, int]]:
+    """Start and end of consecutive parts of about equal size: one per thread where that is worth its hop."""
+    total = sum(sizes)
+    num_parts = max(1, min(num_threads, total // _MIN_PART_CHARACTERS), total // _MAX_PART_CHARACTERS)
+    wanted = [total * part / num_parts for part in range(1, num_parts)]
+    bounds = np.searchsorted(np.cumsum(sizes), wanted, side="right").tolist()
+    edges = [0, *bounds, len(sizes)]
+    return [(start, end) for start, end in itertools.pairwise(edges) if start < end]
+
+
+def _vocabulary_size(content: Json) -> int:
+    """One more than the highest id, added tokens included."""
+    vocab = content["model"]["vocab"]
+    ids: list[int] = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
+    ids += (token["id"] for token in content.get("added_tokens") or ())
+    return max(ids) + 1
+
+
+def _checked_tokenizer(content: Json, template: Templates, literal: bool) -> Tokenizer:
+    """The library's object for the file. Raises `StartupError` where it does not do what we rely on."""
+    tokenizer = Tokenizer.from_str(json.dumps(literal_form(content) if literal else content))
+    _check_template(tokenizer, template)
+    if literal:
+        _check_literal(tokenizer, content)
+    return tokenizer
+
+
+def _check_template(tokenizer: Tokenizer, templates: Templates) -> None:
+    """Raise `StartupError` unless our templates give what the library gives for texts and pairs of them."""
+    plain = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in _PROBES}
+    cases: list[tuple[Template, str, str | None]] = [(templates.single, text, None) for text in _PROBES]
+    cases += [(templates.pair, *pair) for pair in itertools.pairwise(_PROBES)]
+    for template, first, second in cases:
+        texts = (first,) if second is None else (first, second)
+        expected = tokenizer.encode(first, second)
+        ids = [plain[text] for text in texts]
+        segments = template.segments(*ids) if template.has_segments else expected.type_ids
+        if template.join(*ids) != expected.ids or segments != expected.type_ids:
+            raise StartupError(f"tokenizer.json: its template gives other ids than ours for {texts!r}")
+
+
+def _check_literal(tokenizer: Tokenizer, content: Json) -> None:
+    """Raise `StartupError` if a special token can still be spelled."""
+    control = control_tokens(content)
+    for spelling in control:
+        encoding = tokenizer.encode(spelling, add_special_tokens=False)
+        if not set(control.values()).isdisjoint(encoding.ids):
+            raise StartupError(
+                f"tokenizer.json: {spelling!r} in a text would still be a special token;"
+                " --parity-tokens serves the model with that"
+            )

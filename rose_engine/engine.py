@@ -1,0 +1,127 @@
+"""The engine: load a model once, then one call, `step(batch) -> LazyTensor`.
+
+Knows nothing of text, gRPC or asyncio, and of devices only the name of the module that runs steps on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import Protocol
+
+from rose_engine.batch import Batch
+from rose_engine.config import EngineConfig, ResolvedConfig, resolve
+from rose_engine.description import ModelDescription
+from rose_engine.errors import EngineConfigError
+from rose_engine.lazy_tensor import LazyTensor
+from rose_engine.limits import EngineLimits
+from rose_engine.model_source import ModelSource
+from rose_engine.models.base import Model
+
+# Type of device -> "module:Class" of what runs steps on it.
+RUNNERS: dict[str, str] = {
+    "cpu": "rose_engine.cpu:CpuRunner",
+    "cuda": "rose_engine.cuda_runner:CudaRunner",
+}
+
+
+class Runner(Protocol):
+    """What runs steps on one type of device; made from a model and the resolved settings."""
+
+    @property
+    def attention_summary(self) -> str:
+        """The attention backend in use, and why."""
+        ...
+
+    @property
+    def batch_tokens(self) -> int:
+        """Where batches are best cut: more tokens only add latency. A longer single sequence still fits."""
+        ...
+
+    def step(self, batch: Batch) -> LazyTensor:
+        """Queue `batch` without waiting for the device."""
+        ...
+
+    def would_block(self, batch: Batch) -> bool:
+        """Whether `step` would hold up its caller all the same (a first sight, a capture)."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was queued and give everything back; a second call changes nothing."""
+        ...
+
+
+class Engine:
+    """A loaded model. One thread at a time calls `step`; `close` comes last."""
+
+    def __init__(self, runner: Runner, description: ModelDescription, limits: EngineLimits) -> None:
+        self.description = description
+        self.limits = limits
+        self._runner = runner
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Engine:
+        """Read, check and load the model, and start what runs it.
+
+        Raises `CheckpointError` (the folder) or `EngineConfigError` (a setting); both name what is wrong.
+        """
+        source = ModelSource.read(config.model)
+        settings = resolve(config, source.max_length, source.facts.attention_specs)
+        model = source.load(settings.dtype, settings.device)
+        description, limits = _describe(source, settings), _limits(source, settings)
+        runner = _start_runner(model, settings)
+        description = replace(description, attention_backend=runner.attention_summary)
+        return cls(runner, description, replace(limits, max_batch_tokens=runner.batch_tokens))
+
+    def step(self, batch: Batch) -> LazyTensor:
+        """Queue `batch`, of sequences and size within `limits`; its rows `[B, D]` arrive later.
+
+        Never waits for the device. What ends the step early is a `StepError` from `result()`.
+        """
+        assert batch.num_tokens <= max(self.limits.max_batch_tokens, self.limits.max_length)
+        assert batch.num_sequences <= self.limits.max_batch_sequences
+        return self._runner.step(batch)
+
+    def would_block(self, batch: Batch) -> bool:
+        """Whether `step(batch)` would hold up its caller: call it from a thread that may wait."""
+        return self._runner.would_block(batch)
+
+    def close(self) -> None:
+        """Finish what was queued and give everything back; a second call changes nothing."""
+        self._runner.close()
+
+
+def _start_runner(model: Model, settings: ResolvedConfig) -> Runner:
+    kind = settings.device.type
+    if kind not in RUNNERS:
+        raise EngineConfigError(f"device {kind!r} is not supported; supported are {', '.join(RUNNERS)}")
+    module, _, attribute = RUNNERS[kind].partition(":")
+    runner: Runner = getattr(import_module(module), attribute)(model, settings)
+    return runner
+
+
+def _describe(source: ModelSource, settings: ResolvedConfig) -> ModelDescription:
+    dtype = str(settings.dtype).removeprefix("torch.")
+    return ModelDescription(
+        model_id=source.folder.resolve().name,
+        task="embed",
+        dimensions=source.dimensions,
+        row_dtype="float32",
+        pooling="+".join(source.chain.pooling),
+        normalized=source.chain.normalize,
+        dtype=dtype,
+        device=str(settings.device),
+        attention_backend=str(settings.attention),
+        weights_hash=source.weights_hash(settings.dtype),
+        tokenizer_file=source.tokenizer_file,
+    )
+
+
+def _limits(source: ModelSource, settings: ResolvedConfig) -> EngineLimits:
+    return EngineLimits(
+        max_length=source.max_length,
+        vocabulary_size=source.facts.vocabulary_size,
+        num_segments=source.facts.num_segments,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_sequences=settings.max_batch_sequences,
+    )

@@ -1,0 +1,122 @@
+"""An engine without a model, for tests and for measuring everything around one.
+
+Same surface as `Engine`; numpy only, so that nobody waits for torch. Rows follow from the ids alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rose_engine.batch import Batch
+from rose_engine.description import ModelDescription
+from rose_engine.lazy_tensor import HostCompletion, LazyTensor, Rows
+from rose_engine.limits import EngineLimits
+
+FAKE_LIMITS = EngineLimits(
+    max_length=512, vocabulary_size=30_522, num_segments=2, max_batch_tokens=4096, max_batch_sequences=256
+)
+
+
+class FakeStep:
+    """One call of `FakeEngine.step` in manual mode: the test says when, and how, it ends."""
+
+    def __init__(self, batch: Batch, dimensions: int) -> None:
+        self.batch = batch
+        self._dimensions = dimensions
+        self._completion = HostCompletion()
+        self._error: Exception | None = None
+        self.lazy_tensor = LazyTensor(self._completion, self._collect)
+
+    def complete(self) -> None:
+        """Let the rows arrive."""
+        self._completion.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let `result()` raise `error`."""
+        self._error = error
+        self._completion.set()
+
+    def _collect(self) -> Rows:
+        if self._error is not None:
+            raise self._error
+        return fake_rows(self.batch, self._dimensions)
+
+
+class FakeEngine:
+    """`Engine` with made-up rows: at once, or (`manual`) when the test completes `steps[i]`.
+
+    `blocks` is what `would_block` answers. `steps` stays empty unless `manual`.
+    """
+
+    def __init__(
+        self,
+        dimensions: int = 8,
+        limits: EngineLimits = FAKE_LIMITS,
+        manual: bool = False,
+        blocks: bool = False,
+    ) -> None:
+        self.description = _describe(dimensions)
+        self.limits = limits
+        self.steps: list[FakeStep] = []
+        self.blocks = blocks
+        self.closed = False
+        self._manual = manual
+
+    def step(self, batch: Batch) -> LazyTensor:
+        """Rows `[B, D]` of `fake_rows`, on their way or already there."""
+        assert not self.closed, "step after close: this is a bug of the caller"
+        step = FakeStep(batch, self.description.dimensions)
+        if self._manual:
+            self.steps.append(step)
+        else:
+            step.complete()
+        return step.lazy_tensor
+
+    def would_block(self, batch: Batch) -> bool:  # noqa: ARG002 - the engine's signature
+        """Whether `step` would hold up its caller."""
+        return self.blocks
+
+    def close(self) -> None:
+        """Refuse further steps; those that were handed out can still be completed."""
+        self.closed = True
+
+
+def fake_rows(batch: Batch, dimensions: int) -> NDArray[np.float32]:
+    """Rows `[B, dimensions]` of unit length, each a function of its own sequence's ids and their order."""
+    weights_T = _mix(batch.position_ids_T.astype(np.uint64)) | np.uint64(1)
+    terms_T = (batch.token_ids_T.astype(np.uint64) + np.uint64(1)) * weights_T
+    seeds_B = np.add.reduceat(terms_T, batch.layout.cu_lengths[:-1])
+    columns_D = _mix(np.arange(dimensions, dtype=np.uint64))
+    bits_BD = _mix(seeds_B[:, None] ^ columns_D)
+    rows_BD = (bits_BD >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
+    norms_B = np.linalg.norm(rows_BD, axis=1, keepdims=True)
+    unit_BD: NDArray[np.float32] = rows_BD / np.maximum(norms_B, np.float32(1e-12))
+    return unit_BD
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64 bits so that neighbours have nothing in common.
+
+    The finaliser of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+    """
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _describe(dimensions: int) -> ModelDescription:
+    return ModelDescription(
+        model_id="fake",
+        task="embed",
+        dimensions=dimensions,
+        row_dtype="float32",
+        pooling="mean",
+        normalized=True,
+        dtype="float32",
+        device="none",
+        attention_backend="none",
+        weights_hash="0123456789abcdef",
+        tokenizer_file=None,
+    )

@@ -1,0 +1,65 @@
+"""The embedding head: pooling, Dense modules, normalisation; float32 throughout, whatever the trunk is.
+
+Shapes: T packed tokens, B sequences, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rose_engine.attention.base import RaggedLayout
+from rose_engine.checkpoint import WeightRules, load_weights
+from rose_engine.heads.pooling import pool
+from rose_engine.layers.activation import torch_activation
+from rose_engine.module_chain import DenseSpec, ModuleChain
+
+
+class Dense(nn.Module):
+    """A Dense module of sentence-transformers."""
+
+    def __init__(self, spec: DenseSpec) -> None:
+        super().__init__()
+        self.linear = nn.Linear(spec.in_features, spec.out_features, bias=spec.bias)
+        self.residual = _residual(spec)
+        self._activation = torch_activation(spec.activation)
+
+    def forward(self, rows_BD: Tensor) -> Tensor:
+        """Rows `[B, in_features]` to rows `[B, out_features]`."""
+        output_BD = self._activation(self.linear(rows_BD))
+        return output_BD if self.residual is None else output_BD + self.residual(rows_BD)
+
+
+def _residual(spec: DenseSpec) -> nn.Module | None:
+    if not spec.residual:
+        return None
+    if spec.in_features == spec.out_features:
+        return nn.Identity()
+    return nn.Linear(spec.in_features, spec.out_features, bias=False)
+
+
+class EmbeddingHead(nn.Module):
+    """What `ModuleChain` describes, with its weights."""
+
+    def __init__(self, chain: ModuleChain) -> None:
+        super().__init__()
+        self.dense = nn.ModuleList(Dense(spec) for spec in chain.dense)
+        self._pooling = chain.pooling
+        self._normalize = chain.normalize
+
+    @classmethod
+    def load(cls, chain: ModuleChain, device: torch.device) -> EmbeddingHead:
+        """The head on `device`. Raises `CheckpointError` when weights are not as a Dense module says."""
+        with torch.device("meta"):
+            head = cls(chain)
+        for dense, spec in zip(head.dense, chain.dense, strict=True):
+            load_weights(dense, spec.folder, WeightRules(), torch.float32, device)
+        return head
+
+    def forward(self, hidden_TD: Tensor, layout: RaggedLayout) -> Tensor:
+        """Embeddings, float32 `[B, D]`."""
+        rows_BD = pool(self._pooling, hidden_TD, layout)
+        for dense in self.dense:
+            rows_BD = dense(rows_BD)
+        return F.normalize(rows_BD, dim=1) if self._normalize else rows_BD

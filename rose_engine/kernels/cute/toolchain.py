@@ -1,0 +1,94 @@
+"""Whether this machine can compile the fused GEMMs, and where compiled ones are kept.
+
+Imports the CuTe DSL only in `load_gemms`, so an install without it loses nothing but this path.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from rose_engine.kernels.cute.interface import FusedGemms
+
+# The epilogues extend classes of these packages, so nothing but the pair they were written against will do.
+PINNED = {"quack-kernels": "0.6.5", "nvidia-cutlass-dsl": "4.8.1"}
+HOPPER = (9, 0)
+
+log = logging.getLogger(__name__)
+
+
+class CompileCache(Protocol):
+    """What is set on the toolchain's cache module."""
+
+    EXTRA_SOURCE_DIRS: list[Path]
+    CACHE_DIR: str | None
+    CACHE_ENABLED: bool
+
+
+def refusal(device: torch.device) -> str | None:
+    """Why the fused GEMMs cannot run on `device`, in a few words; `None` when they can."""
+    if device.type != "cuda":
+        return f"needs a CUDA device, not {device.type}"
+    if (capability := torch.cuda.get_device_capability(device)) != HOPPER:
+        return f"written for compute capability 9.0, this is {capability[0]}.{capability[1]}"
+    return missing_packages() or _misplaced()
+
+
+def missing_packages() -> str | None:
+    """Which pinned package is absent or of another version; `None` when all are there."""
+    for name, wanted in PINNED.items():
+        found = _installed_version(name)
+        if found != wanted:
+            return f"needs {name} {wanted}, found {found or 'none'}"
+    return None
+
+
+def load_gemms() -> FusedGemms:
+    """Import the CuTe DSL and the GEMMs; the first call takes seconds. Ask `refusal` first."""
+    _keep_compiled(cast("CompileCache", importlib.import_module("quack.cache")))
+    return cast("FusedGemms", importlib.import_module("rose_engine.kernels.cute.gemms"))
+
+
+def cache_folder() -> Path:
+    """Where compiled GEMMs are kept unless `QUACK_CACHE_DIR` says otherwise."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "bouquet" / "gemms"
+
+
+def _misplaced() -> str | None:
+    """The toolchain tells installed code from ours by the folder's name, and refuses to compile otherwise."""
+    spec = importlib.util.find_spec("quack")
+    if spec is None or spec.origin is None:
+        return "quack cannot be imported"
+    installed = {"site-packages", "dist-packages"} & set(Path(spec.origin).parts)
+    return None if installed else f"quack must lie under a folder called site-packages, not {spec.origin}"
+
+
+def _keep_compiled(cache: CompileCache) -> None:
+    """Give the toolchain's cache of compiled objects a folder; without one it compiles in every process."""
+    sources = Path(__file__).parent  # our epilogues are part of what a compiled object depends on
+    if sources not in cache.EXTRA_SOURCE_DIRS:
+        cache.EXTRA_SOURCE_DIRS.append(sources)
+    folder = Path(cache.CACHE_DIR or cache_folder())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compiled GEMMs are not kept: %s", error)
+        cache.CACHE_ENABLED = False
+    else:
+        cache.CACHE_DIR = str(folder)
+
+
+def _installed_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

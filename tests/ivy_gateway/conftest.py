@@ -1,0 +1,55 @@
+"""A gateway in this process, over real gRPC to fake servers, asked through httpx."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from ivy_gateway.app import create_app
+from ivy_gateway.config import GatewayConfig
+from ivy_gateway.pipeline import Pipeline
+from protos.fingerprint import tokenizer_hash
+from tests.ivy_gateway.fake_tulip import FakeTulip, serving
+
+
+@dataclass
+class Gateway:
+    client: httpx.AsyncClient
+    pipeline: Pipeline
+    tulips: tuple[FakeTulip, ...]
+
+    async def post(self, path: str, **body) -> httpx.Response:
+        return await self.client.post(path, json=body)
+
+
+StartGateway = Callable[..., contextlib.AbstractAsyncContextManager[Gateway]]
+
+
+@pytest.fixture(scope="session")
+def start_gateway(minilm) -> StartGateway:
+    """A context manager: `start_gateway(*tulips, **settings)`; one default tulip when none is given."""
+    ours = tokenizer_hash(minilm / "tokenizer.json")
+
+    @contextlib.asynccontextmanager
+    async def start(*tulips: FakeTulip, wait: bool = True, **settings) -> AsyncIterator[Gateway]:
+        for tulip in tulips or (tulips := (FakeTulip(),)):
+            tulip.description.tokenizer_hash = tulip.description.tokenizer_hash or ours
+        async with serving(*tulips):
+            config = GatewayConfig(
+                model=minilm, name="minilm", replicas=tuple(t.address for t in tulips), **settings
+            )
+            app = create_app(config)
+            async with app.router.lifespan_context(app):
+                pool = app.state.pipeline.pool
+                while wait and pool.num_ready < len(tulips):
+                    await asyncio.sleep(0.01)
+                transport = httpx.ASGITransport(app)
+                async with httpx.AsyncClient(transport=transport, base_url="http://ivy") as client:
+                    yield Gateway(client, app.state.pipeline, tulips)
+
+    return start

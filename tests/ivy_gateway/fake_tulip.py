@@ -1,0 +1,140 @@
+"""A Tulip over real gRPC without an engine: rows follow from the ids, delays and failures from the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from protos.codec import CHANNEL_OPTIONS, decode_tensor, encode_tensor
+from protos.tulip.v1 import inference_pb2 as pb
+from protos.tulip.v1 import inference_pb2_grpc
+
+DIMENSIONS = 8
+
+
+def embedding_row(token_ids: np.ndarray) -> np.ndarray:
+    """A vector that every id and its position move: float32 [DIMENSIONS], not normalised."""
+    positions = np.arange(1, len(token_ids) + 1)
+    columns = np.arange(1, DIMENSIONS + 1)
+    angles = np.outer(token_ids * positions, columns) * 0.001
+    return np.cos(angles).sum(axis=0).astype(np.float32)
+
+
+def score_row(token_ids: np.ndarray) -> np.ndarray:
+    """One logit from the ids: float32 [1]."""
+    return np.array([(int(token_ids.sum()) % 1000) / 100 - 5], np.float32)
+
+
+class FakeTulip(inference_pb2_grpc.InferenceServicer):
+    """Answers each chunk in its own task. Everything below may be changed while it runs.
+
+    `gate`: chunks wait until it is set. `fail`: from a request to a failure, or None. `row`: from one
+    sequence's ids to its row.
+    """
+
+    def __init__(self, **description) -> None:
+        self.description = pb.DescribeReply(
+            **{
+                "model_id": "fake",
+                "task": pb.TASK_EMBED,
+                "dimensions": DIMENSIONS,
+                "row_dtype": pb.DTYPE_FLOAT32,
+                "pooling": "mean",
+                "normalized": False,
+                "max_length": 256,
+                "vocabulary_size": 30522,
+                "num_segments": 2,
+                "max_batch_tokens": 16384,
+                "max_batch_sequences": 256,
+                "dtype": "float32",
+                "device": "cpu",
+                "weights_hash": "w1",
+                **description,
+            }
+        )
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fail: Callable[[pb.InferRequest], pb.Failure | None] = lambda request: None
+        self.row = score_row if self.description.task == pb.TASK_SCORE else embedding_row
+        self.requests: list[pb.InferRequest] = []
+        self.arrived = asyncio.Semaphore(0)  # released once per chunk
+        self.cancelled = asyncio.Semaphore(0)  # released once per cancel message
+        self.address = ""
+        self._server: grpc.aio.Server | None = None
+
+    async def Describe(self, request, context):
+        return self.description
+
+    async def InferStream(self, request_iterator, context):
+        replies: asyncio.Queue[pb.StreamReply | None] = asyncio.Queue()
+        reader = asyncio.create_task(self._read(request_iterator, replies))
+        try:
+            while (reply := await replies.get()) is not None:
+                yield reply
+        finally:
+            reader.cancel()
+
+    async def _read(self, request_iterator, replies) -> None:
+        chunks: dict[int, asyncio.Task] = {}
+        try:
+            async for message in request_iterator:
+                number = message.correlation_id
+                if message.WhichOneof("body") == "cancel":
+                    if number in chunks:
+                        chunks.pop(number).cancel()
+                    self.cancelled.release()
+                else:
+                    chunks[number] = asyncio.create_task(self._answer(number, message.infer, replies))
+        finally:
+            for task in chunks.values():
+                task.cancel()
+            replies.put_nowait(None)
+
+    async def _answer(self, number: int, request: pb.InferRequest, replies) -> None:
+        self.requests.append(request)
+        self.arrived.release()
+        await self.gate.wait()
+        failure = self.fail(request)
+        if failure is not None:
+            replies.put_nowait(pb.StreamReply(correlation_id=number, failure=failure))
+            return
+        replies.put_nowait(pb.StreamReply(correlation_id=number, reply=self.reply_to(request)))
+
+    def reply_to(self, request: pb.InferRequest) -> pb.InferReply:
+        ids = decode_tensor(request.token_ids, "token_ids")
+        lengths = decode_tensor(request.lengths, "lengths")
+        rows = np.stack([self.row(part) for part in np.split(ids, np.cumsum(lengths)[:-1])])
+        return pb.InferReply(rows=encode_tensor(rows), timings=pb.Timings(queue_us=1000, compute_us=2000))
+
+    async def start(self, port: int = 0) -> None:
+        self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        await self._server.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def serving(*tulips: FakeTulip) -> AsyncIterator[tuple[FakeTulip, ...]]:
+    """All `tulips` up for as long as the block lasts."""
+    for tulip in tulips:
+        await tulip.start()
+    try:
+        yield tulips
+    finally:
+        for tulip in tulips:
+            await tulip.stop()
+
+
+def failure(code: grpc.StatusCode, message: str = "planned", index: int | None = None) -> pb.Failure:
+    """A failure message; `index` is the sequence at fault."""
+    return pb.Failure(code=code.value[0], message=message, sequence_index=index)

@@ -1,0 +1,128 @@
+"""Settings: every one both ways, and mistakes named."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ivy_gateway.config import GatewayConfig
+from ivy_gateway.errors import StartupError
+
+NEEDED = ["--model", "folder/minilm", "--replica", "127.0.0.1:50051"]
+
+# field: flag and text, environment text, value
+BOTH_WAYS = {
+    "model": (["--model", "m"], "m", Path("m")),
+    "name": (["--served-model-name", "roses"], "roses", "roses"),
+    "aliases": (["--alias", "a", "--alias", "b"], "a, b", ("a", "b")),
+    "replicas": (["--replica", "h:1", "--replica", "unix:/s"], "h:1,unix:/s", ("h:1", "unix:/s")),
+    "host": (["--host", "0.0.0.0"], "0.0.0.0", "0.0.0.0"),
+    "port": (["--port", "9"], "9", 9),
+    "workers": (["--workers", "3"], "3", 3),
+    "max_chunk_tokens": (["--max-chunk-tokens", "4096"], "4096", 4096),
+    "max_chunk_inputs": (["--max-chunk-inputs", "7"], "7", 7),
+    "max_client_batch_size": (["--max-client-batch-size", "32"], "32", 32),
+    "max_body_bytes": (["--max-body-bytes", "1000"], "1000", 1000),
+    "max_waiting_tokens": (["--max-waiting-tokens", "20000"], "20000", 20000),
+    "request_timeout": (["--request-timeout", "2.5"], "2.5", 2.5),
+    "auto_truncate": (["--no-auto-truncate"], "false", False),
+    "literal_text": (["--parity-tokens"], "1", False),
+    "token_ids": (["--token-ids", "model"], "model", "model"),
+    "default_prompt_name": (["--default-prompt-name", "query"], "query", "query"),
+    "prompts": (["--prompt", "q=a=b", "--prompt", "d="], '{"q": "a=b", "d": ""}', {"q": "a=b", "d": ""}),
+    "max_length": (["--max-length", "128"], "128", 128),
+    "any_dimensions": (["--any-dimensions"], "yes", True),
+    "tokenizer_workers": (["--tokenizer-workers", "2"], "2", 2),
+    "log_level": (["--log-level", "debug"], "debug", "debug"),
+    "debug": (["--debug"], "on", True),
+}
+KEYS = {
+    "name": "IVY_SERVED_MODEL_NAME",
+    "literal_text": "IVY_PARITY_TOKENS",
+}
+
+
+def refusal(argv, environ=None):
+    with pytest.raises(StartupError) as caught:
+        GatewayConfig.from_args(argv, environ or {})
+    return caught.value.message
+
+
+def test_no_setting_is_left_out_of_this_table():
+    assert set(BOTH_WAYS) == {field.name for field in dataclasses.fields(GatewayConfig)}
+
+
+@pytest.mark.parametrize("field", BOTH_WAYS)
+def test_a_flag_and_its_environment_key_say_the_same(field):
+    flags, text, value = BOTH_WAYS[field]
+    base = {"IVY_MODEL": "folder/minilm", "IVY_REPLICAS": "127.0.0.1:50051", "PATH": "/bin"}
+    by_flag = GatewayConfig.from_args(flags, {k: v for k, v in base.items() if k != f"IVY_{field.upper()}"})
+    by_key = GatewayConfig.from_args([], base | {KEYS.get(field, f"IVY_{field.upper()}"): text})
+    assert getattr(by_flag, field) == getattr(by_key, field) == value
+
+
+def test_a_flag_wins_over_the_environment():
+    config = GatewayConfig.from_args([*NEEDED, "--port", "1"], {"IVY_PORT": "2", "IVY_WORKERS": ""})
+    assert (config.port, config.workers) == (1, 1)
+
+
+def test_the_last_of_two_opposite_flags_counts():
+    assert GatewayConfig.from_args([*NEEDED, "--no-auto-truncate", "--auto-truncate"], {}).auto_truncate
+    assert GatewayConfig.from_args([*NEEDED, "--parity-tokens", "--no-parity-tokens"], {}).literal_text
+
+
+def test_the_served_name_is_the_folders_unless_given():
+    config = GatewayConfig.from_args([*NEEDED, "--alias", "small"], {})
+    assert config.model_names == ("minilm", "small")
+    assert GatewayConfig(model=Path("m"), name="roses", replicas=("h:1",)).served_model_name == "roses"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "expected"),
+    [
+        ([*NEEDED, "--max-lenght", "3"], {}, "--max-lenght; the nearest known one is --max-length"),
+        (
+            NEEDED,
+            {"IVY_REPLICA": "h:1"},
+            "IVY_REPLICA in the environment is no setting; the nearest known one is",
+        ),
+        (NEEDED, {"IVY_MODELL": "x"}, "IVY_MODEL"),
+        ([*NEEDED, "--port", "ninety"], {}, "--port: "),
+        (NEEDED, {"IVY_PORT": "ninety"}, "IVY_PORT: "),
+        (NEEDED, {"IVY_DEBUG": "perhaps"}, "IVY_DEBUG: 'perhaps'"),
+        ([*NEEDED, "--prompt", "no equals sign"], {}, "is not name=text"),
+        (NEEDED, {"IVY_PROMPTS": '{"q": 3}'}, "IVY_PROMPTS: every prompt"),
+        (NEEDED, {"IVY_PROMPTS": '{"q": '}, "IVY_PROMPTS: "),
+        ([*NEEDED, "--token-ids", "cl100k"], {}, "--token-ids: 'cl100k' is not one of reject, model"),
+        ([*NEEDED, "--port"], {}, "--port"),
+        (["--replica", "h:1"], {}, "--model"),
+        (["--model", "m"], {}, "--replica"),
+        (["--model", "m", "--replica", "nowhere"], {}, "'nowhere' is neither host:port nor unix:/path"),
+        (["--model", "m", "--replica", "h:70000"], {}, "h:70000"),
+        (["--model", "m", "--replica", "h:1,h:1"], {}, "twice"),
+        ([*NEEDED, "--workers", "0"], {}, "--workers must be above zero, not 0"),
+        ([*NEEDED, "--request-timeout", "nan"], {}, "--request-timeout must be above zero"),
+        ([*NEEDED, "--max-length", "-1"], {}, "--max-length must be above zero"),
+        ([*NEEDED, "--port", "70000"], {}, "--port 70000"),
+        ([*NEEDED, "--port", "0", "--workers", "2"], {}, "--workers 1"),
+        ([*NEEDED, "--max-waiting-tokens", "100"], {}, "--max-waiting-tokens 100 is below"),
+        ([*NEEDED, "--alias", "a,,b"], {}, "--alias"),
+    ],
+)
+def test_mistakes_are_refused_by_name(argv, environ, expected):
+    assert expected in refusal(argv, environ)
+
+
+@pytest.mark.parametrize("address", ["[::1]:5", "a-b.example:65535", "unix:/run/x", "10.0.0.1:1"])
+def test_addresses(address):
+    assert GatewayConfig.from_args(["--model", "m", "--replica", address], {}).replicas == (address,)
+
+
+def test_help_names_every_flag_and_key(capsys):
+    with pytest.raises(SystemExit) as ended:
+        GatewayConfig.from_args(["--help"], {})
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    for field, (flags, _, _) in BOTH_WAYS.items():
+        assert flags[0].replace("--no-", "--") in shown
+        assert KEYS.get(field, f"IVY_{field.upper()}") in shown
