@@ -27,7 +27,7 @@ BACKENDS: dict[str, str] = {
 # What "auto" tries on each type of device, best first.
 PREFERENCES: dict[str, tuple[str, ...]] = {
     "cpu": ("sdpa",),
-    "cuda": ("fa4", "fa2", "triton", "sdpa"),
+    "cuda": ("fa2", "triton", "sdpa"),  # what needs no package; a runner that measures loads the others
 }
 
 

@@ -6,11 +6,25 @@ Shapes: T packed tokens, B sequences, N query heads, M key / value heads (N is a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+NO_BIAS = "it adds no bias to the scores"  # a refusal that most backends share
+
+
+class ScoreBias(Protocol):
+    """What is added to the scaled scores of one attention call, before the softmax."""
+
+    def between(self, start: int, count: int, length: int) -> Tensor:
+        """The bias of `count` sequences of `length` tokens, the first at packed token `start`.
+
+        `[count or 1, N, length, length]`, queries before keys, in the dtype of the queries. It is also asked
+        for a run of tokens of several sequences; what it says across their bounds is masked.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +36,8 @@ class AttentionSpec:
     head_dim: int
     scale: float
     window: tuple[int, int] = (-1, -1)  # (left, right): (-1, 0) causal, (-1, -1) full, (64, 64) local
+    biased: bool = False  # each call brings a bias; few backends can add one
+    bias: ScoreBias | None = field(default=None, compare=False, repr=False)  # of one call: see `with_bias`
 
     @property
     def causal(self) -> bool:
@@ -52,6 +68,16 @@ class RaggedLayout:
 
 # (q_TNH, k_TMH, v_TMH, spec) -> out_TNH, over the layout it was bound to. Rows of spare tokens are undefined.
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]
+
+
+def with_bias(attend: Attend, bias: ScoreBias) -> Attend:
+    """`attend` with `bias` added to its scores, for specs that are `biased`."""
+
+    def attend_biased(q_TNH: Tensor, k_TMH: Tensor, v_TMH: Tensor, spec: AttentionSpec) -> Tensor:
+        assert spec.biased, "a spec that does not say it is biased may be with a backend that adds no bias"
+        return attend(q_TNH, k_TMH, v_TMH, replace(spec, bias=bias))
+
+    return attend_biased
 
 
 class AttentionBackend(Protocol):

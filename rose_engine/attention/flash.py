@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rose_engine.attention.base import Attend, AttentionSpec, RaggedLayout
+from rose_engine.attention.base import NO_BIAS, Attend, AttentionSpec, RaggedLayout
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -87,7 +87,9 @@ def cuda_refusal(
     dtypes: tuple[torch.dtype, ...],
     capability: tuple[int, int],
 ) -> str | None:
-    """What the flash kernels have in common: device, dtype, and a head width that is a multiple of 8."""
+    """What the flash kernels have in common: device, dtype, no bias, a head width that is a multiple of 8."""
+    if spec.biased:
+        return NO_BIAS
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type}"
     if torch.cuda.get_device_capability(device) < capability:

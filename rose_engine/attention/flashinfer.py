@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -29,6 +32,7 @@ log = logging.getLogger(__name__)
 Kernels = Literal["fa2", "fa3"]
 
 HEAD_DIMS = (64, 128, 256)
+NOT_BUILT = "its library is not built yet (python -m rose_engine.attention.flashinfer)"
 # Split-KV partial results; 256 MiB were too few for 8 x 4096 tokens.
 WORKSPACE_BYTES = 384 << 20
 WrapperKey = tuple[AttentionSpec, int, int, int]
@@ -98,7 +102,8 @@ class FlashInferBackend:
 
     def __post_init__(self) -> None:
         self.name = f"flashinfer-{self.kernels}"
-        import_module("flashinfer")
+        if find_spec("flashinfer") is None:
+            raise ImportError("the package flashinfer is not installed")
 
     def refusal(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> str | None:
         """Needs a known head width, no bound to the right but the causal one, and a library already built."""
@@ -142,11 +147,13 @@ class FlashInferBackend:
         return attend
 
     def _build_refusal(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
+        if not _anything_built():
+            return NOT_BUILT
         try:
             built = library(self.kernels, dtype, spec.head_dim, spec.window[0] >= 0).is_compiled
         except Exception as error:  # noqa: BLE001  it may look for a compiler, and miss it in its own ways
             return f"its library cannot be described: {error}"
-        return None if built else "its library is not built yet (python -m rose_engine.attention.flashinfer)"
+        return None if built else NOT_BUILT
 
     def _add_fixed(self, spec: AttentionSpec, layout: RaggedLayout) -> PlannedWrapper:
         bounds = torch.zeros_like(layout.cu_lengths)
@@ -164,6 +171,12 @@ class FlashInferBackend:
         make = import_module("flashinfer").BatchPrefillWithRaggedKVCacheWrapper
         wrapper: RaggedWrapper = make(self._workspace, "NHD", backend=self.kernels, **graph_mode)
         return wrapper
+
+
+def _anything_built() -> bool:
+    """Whether FlashInfer's cache holds any library: importing it to ask takes seconds of a start."""
+    base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home())
+    return any((base / ".cache" / "flashinfer").rglob("*.so"))
 
 
 def fa2_kernels() -> FlashInferBackend:

@@ -66,21 +66,27 @@ def _attend_runs(
 ) -> Tensor:
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     for run in runs:
-        run.of(out_TNH).copy_(_attend_run(run.of(q_TNH), run.of(k_TMH), run.of(v_TMH), spec))
+        mask = _run_mask(run, spec, q_TNH.device)
+        attended_RNLH = F.scaled_dot_product_attention(
+            run.of(q_TNH),
+            run.of(k_TMH),
+            run.of(v_TMH),
+            attn_mask=mask,
+            is_causal=spec.causal and mask is None,
+            scale=spec.scale,
+            enable_gqa=spec.num_heads != spec.num_kv_heads,
+        )
+        run.of(out_TNH).copy_(attended_RNLH)
     return out_TNH
 
 
-def _attend_run(q_RNLH: Tensor, k_RMLH: Tensor, v_RMLH: Tensor, spec: AttentionSpec) -> Tensor:
+def _run_mask(run: Run, spec: AttentionSpec, device: torch.device) -> Tensor | None:
+    """What must be said as a mask: a bias, a local window; no bias and a causal or full window: `None`."""
     local = not (spec.causal or spec.full)
-    return F.scaled_dot_product_attention(
-        q_RNLH,
-        k_RMLH,
-        v_RMLH,
-        attn_mask=_window_mask(q_RNLH.shape[2], spec.window, q_RNLH.device) if local else None,
-        is_causal=spec.causal,
-        scale=spec.scale,
-        enable_gqa=spec.num_heads != spec.num_kv_heads,
-    )
+    if spec.bias is None:
+        return _window_mask(run.length, spec.window, device) if local else None
+    bias_RNLL = spec.bias.between(run.start, run.count, run.length)
+    return bias_RNLL if spec.full else _hide(bias_RNLL, _window_mask(run.length, spec.window, device))
 
 
 def _attend_masked(
@@ -93,12 +99,13 @@ def _attend_masked(
     mask_TT = sequence_T[:, None] == sequence_T[None, :]
     if not spec.full:
         mask_TT = mask_TT & _window_mask(num_tokens, spec.window, cu_lengths.device)
+    mask = mask_TT if spec.bias is None else _hide(spec.bias.between(0, 1, num_tokens), mask_TT)
     q_NTH, k_MTH, v_MTH = (x.transpose(0, 1)[None] for x in (q_TNH, k_TMH, v_TMH))
     out_NTH = F.scaled_dot_product_attention(
         q_NTH,
         k_MTH,
         v_MTH,
-        attn_mask=mask_TT,
+        attn_mask=mask,
         scale=spec.scale,
         enable_gqa=spec.num_heads != spec.num_kv_heads,
     )
@@ -116,3 +123,8 @@ def _window_mask(length: int, window: tuple[int, int], device: torch.device) -> 
     if right >= 0:
         mask_LL &= ahead_LL <= right
     return mask_LL
+
+
+def _hide(bias_RNLL: Tensor, visible_LL: Tensor) -> Tensor:
+    """The bias where a key is visible, minus infinity elsewhere."""
+    return bias_RNLL.masked_fill(~visible_LL, float("-inf"))

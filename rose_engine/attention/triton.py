@@ -7,7 +7,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from rose_engine.attention.base import Attend, AttentionSpec, RaggedLayout
+from rose_engine.attention.base import NO_BIAS, Attend, AttentionSpec, RaggedLayout
 from rose_engine.kernels.launch import INTERPRETED
 from rose_engine.kernels.ragged_attention import ragged_attention
 
@@ -24,6 +24,8 @@ class TritonBackend:
         """Needs a CUDA device (or Triton's interpreter) and a causal or full window."""
         if device.type != "cuda" and not INTERPRETED:
             return f"it needs a CUDA device, not {device.type}"
+        if spec.biased:
+            return NO_BIAS
         if not (spec.causal or spec.full):
             return "it has no local windows"
         return None

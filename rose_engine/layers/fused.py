@@ -26,7 +26,7 @@ from rose_engine.kernels.embed_gather import embed_gather
 from rose_engine.kernels.ragged_attention import DeferredNorm, ragged_attention
 from rose_engine.kernels.rms_norm import rms_norm, row_sum_of_squares
 from rose_engine.layers.decoder import DecoderShape, LayerWeights, StackWeights
-from rose_engine.layers.fused_config import H200_CONFIGS, ConfigTable, LayerConfig
+from rose_engine.layers.fused_config import H200_EARLY_CONFIGS, ConfigTable, LayerConfig
 from rose_engine.staging import DeviceBatch
 
 
@@ -40,6 +40,10 @@ class FusedLayer:
     down_DI: Tensor
 
 
+# The fused GEMMs of a stack. The first layer's qkv differs: its row sums come from the embedding, undivided.
+PARTS = ("first_qkv", "qkv", "output", "gate_up", "down")
+
+
 class FusedPath:
     """A `DecoderPath` over fused GEMMs, for one Hopper card and bfloat16.
 
@@ -48,7 +52,10 @@ class FusedPath:
     """
 
     def __init__(
-        self, weights: StackWeights, gemms: FusedGemms | None = None, configs: ConfigTable = H200_CONFIGS
+        self,
+        weights: StackWeights,
+        gemms: FusedGemms | None = None,
+        configs: ConfigTable = H200_EARLY_CONFIGS,
     ) -> None:
         self._weights = weights
         self._gemms = gemms or _load_gemms(weights, configs)
@@ -66,6 +73,28 @@ class FusedPath:
         other._configs = configs
         return other
 
+    def launch(self, part: str, num_tokens: int) -> None:
+        """Run one of the first layer's GEMMs (`PARTS`) over zeros: compiles what was never compiled."""
+        weights, layer, config = self._weights, self._layers[0], self.config_for(num_tokens)
+        layout = RaggedLayout(weights.embedding_VD.new_zeros(2, dtype=torch.int32), num_tokens, 1, None)
+        forward = _Forward(config, weights.shape, self._gemms, layout, no_attention)
+        residual_TD = weights.embedding_VD.new_zeros(num_tokens, weights.shape.width)
+
+        def sums_of(producer: GemmConfig | None) -> Tensor:
+            tiles = 1 if producer is None else producer.column_tiles(weights.shape.width)
+            return residual_TD.new_ones(num_tokens, tiles, dtype=torch.float32)
+
+        if part in ("first_qkv", "qkv"):
+            sums_TP = sums_of(config.down if part == "qkv" else None)
+            rotary_TH = self._rotary_PH[:1].expand(num_tokens, -1).contiguous()
+            forward.project_qkv(layer, residual_TD, sums_TP, rotary_TH)
+        elif part == "gate_up":
+            forward.activation(layer, residual_TD, sums_of(config.output))
+        else:
+            weight = layer.output_DV if part == "output" else layer.down_DI
+            rows = residual_TD.new_zeros(num_tokens, weight.shape[1])
+            forward.add_projection(getattr(config, part), rows, weight, residual_TD)
+
     def __call__(self, batch: DeviceBatch, attend: Attend) -> Tensor:
         """Hidden states `[T, D]` of the last layer, after the final norm."""
         weights, config = self._weights, self.config_for(batch.token_ids_T.shape[0])
@@ -80,6 +109,11 @@ class FusedPath:
             activated_TI = forward.activation(layer, residual_TD, sums_TP)
             sums_TP = forward.add_projection(config.down, activated_TI, layer.down_DI, residual_TD)
         return rms_norm(residual_TD, weights.final_norm_D, weights.shape.norm_eps, pdl=pdl)
+
+
+def no_attention(*_: object) -> Tensor:
+    """Stands where no attention is to be done."""
+    raise AssertionError("attention was asked for: this is a bug")
 
 
 def prepare_layer(layer: LayerWeights, spec: AttentionSpec) -> FusedLayer:
@@ -151,16 +185,30 @@ class _Forward:
 
     def attention(self, layer: FusedLayer, residual_TD: Tensor, sums_TP: Tensor, rotary_TH: Tensor) -> Tensor:
         """Attention's output before its projection, `[T, N * H]`."""
-        spec, qkv = self.shape.attention, self.config.qkv
-        qkv_TQ = residual_TD.new_empty(len(residual_TD), self.shape.qkv_width)
-        head_sums_TS = self._head_sums(qkv_TQ)
-        self.gemms.project_qkv(
-            qkv, residual_TD, sums_TP, layer.qkv, rotary_TH, self.shape.norm_eps, qkv_TQ, head_sums_TS
-        )
+        spec = self.shape.attention
+        qkv_TQ, head_sums_TS = self.project_qkv(layer, residual_TD, sums_TP, rotary_TH)
         heads = qkv_TQ.view(len(qkv_TQ), -1, spec.head_dim)
         counts = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         q_TNH, k_TMH, v_TMH = torch.split(heads, counts, dim=1)
         return self._attend(q_TNH, k_TMH, v_TMH, head_sums_TS).flatten(1)
+
+    def project_qkv(
+        self, layer: FusedLayer, residual_TD: Tensor, sums_TP: Tensor, rotary_TH: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Packed q, k and v `[T, Q]`; with a deferred norm the heads' sums of squares too."""
+        qkv_TQ = residual_TD.new_empty(len(residual_TD), self.shape.qkv_width)
+        head_sums_TS = self._head_sums(qkv_TQ)
+        self.gemms.project_qkv(
+            self.config.qkv,
+            residual_TD,
+            sums_TP,
+            layer.qkv,
+            rotary_TH,
+            self.shape.norm_eps,
+            qkv_TQ,
+            head_sums_TS,
+        )
+        return qkv_TQ, head_sums_TS
 
     def _head_sums(self, qkv_TQ: Tensor) -> Tensor | None:
         qkv = self.config.qkv

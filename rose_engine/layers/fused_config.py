@@ -29,6 +29,10 @@ class LayerConfig:
         if self.qkv.deferred_norm and self.attention is None:
             raise ValueError("qkv: a deferred norm needs an attention tile, which finishes it")
 
+    def launches(self, part: str) -> bool:
+        """Whether the part of this name (see `fused.PARTS`) is a fused GEMM here, and not cuBLAS's."""
+        return part not in ("output", "down") or getattr(self, part) is not None
+
     @property
     def dependent_launches(self) -> bool:
         """Whether every kernel of the layer takes part in programmatic dependent launch."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rose_engine.kernels.layer_norm import add_layer_norm
-from rose_engine.kernels.rms_norm import rms_norm
+from rose_engine.kernels.rms_norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -24,6 +24,10 @@ class RMSNorm(nn.Module):
         """`[T, D]`, normalised."""
         return rms_norm(hidden_TD, self.weight, self.eps)
 
+    def after_adding(self, update_TD: Tensor, residual_TD: Tensor) -> Tensor:
+        """Add `update_TD` to `residual_TD` in place; the sum, normalised, `[T, D]`."""
+        return add_rms_norm(update_TD, residual_TD, self.weight, self.eps)
+
     @torch.no_grad()
     def fold_into(self, matrix_OD: Tensor) -> None:
         """Move the weight into the matrix that the normalised rows are multiplied with; it becomes one.
@@ -32,6 +36,14 @@ class RMSNorm(nn.Module):
         """
         matrix_OD.copy_(matrix_OD.float() * self.weight.float())
         self.weight.fill_(1)
+
+
+class OffsetRMSNorm(RMSNorm):
+    """RMSNorm whose stored weight is its distance from one."""
+
+    def fill_buffers(self, device: torch.device) -> None:  # noqa: ARG002 - the loader's signature
+        """Make of the stored weight the one to multiply with, in float32: in bfloat16 1 + w loses bits."""
+        self.weight = nn.Parameter(1 + self.weight.float(), requires_grad=False)
 
 
 class AddLayerNorm(nn.LayerNorm):

@@ -53,6 +53,7 @@ class Family:
     facts: Callable[[SettingsFile], TrunkFacts]
     build: Callable[[SettingsFile, TrunkFacts], Trunk]
     weights: WeightRules
+    quantizes: bool = False  # whether its module chain may end in the quantiser
 
 
 class Head(Protocol):

@@ -6,7 +6,8 @@ import torch
 
 from rose_engine.errors import EngineConfigError
 from rose_engine.models.base import Family, TrunkFacts
-from rose_engine.models.qwen3 import CAUSAL, FULL, QWEN3_WEIGHTS, Qwen3Trunk, qwen3_facts
+from rose_engine.models.decoder_config import CAUSAL, FULL
+from rose_engine.models.qwen3 import QWEN3_WEIGHTS, Qwen3Trunk, qwen3_facts
 from rose_engine.settings_file import SettingsFile
 
 
@@ -28,4 +29,4 @@ def pplx_facts(config: SettingsFile) -> TrunkFacts:
     return qwen3_facts(config, FULL if bidirectional else CAUSAL)
 
 
-FAMILY = Family(facts=pplx_facts, build=PplxTrunk, weights=QWEN3_WEIGHTS)
+FAMILY = Family(facts=pplx_facts, build=PplxTrunk, weights=QWEN3_WEIGHTS, quantizes=True)

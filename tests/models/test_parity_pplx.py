@@ -11,7 +11,7 @@ from transformers import Qwen3Model
 
 from rose_engine.errors import EngineConfigError
 from rose_engine.heads.pooling import pool
-from rose_engine.heads.quantizer import TanhQuantizer
+from rose_engine.heads.quantizer import quantize, row_width
 from tests.models.parity import (
     assert_rows_close,
     device_batch,
@@ -73,7 +73,7 @@ def test_rows(reference: Qwen3Model, folder: Path):
     ids = random_ids((1, 17, MAX_LENGTH, 4), VOCABULARY)
     hidden_TD = torch.cat(run_trunk(load_trunk(folder), ids))
     pooled_BD = pool(("mean",), hidden_TD, device_batch(ids).layout)
-    rows = TanhQuantizer(48)(pooled_BD).numpy()
+    rows = quantize(pooled_BD).numpy()
 
     means = np.stack([states.mean(0).numpy() for states in reference_states(reference, ids)])
     codes = np.clip(np.round(127 * np.tanh(means)), -128, 127).astype(np.int8)
@@ -92,10 +92,9 @@ def test_quantiser_edges():
     values_BD = torch.tensor(
         [[0.0, -0.0, -0.003, 50.0, -50.0, float("nan"), float("inf"), float("-inf"), 1.0]]
     )
-    quantizer = TanhQuantizer(9)
-    rows = quantizer(values_BD)
+    rows = quantize(values_BD)
     assert rows.dtype == torch.int8
-    assert rows.shape == (1, quantizer.row_width) == (1, 11)
+    assert rows.shape == (1, row_width(9)) == (1, 11)
     assert rows[0, :9].tolist() == [0, 0, 0, 127, -127, -128, -128, -128, 97]
     # Bits are those of the values: -0.003 has code 0 and no bit. Not a number has none either.
     assert [f"{byte & 0xFF:08b}" for byte in rows[0, 9:].tolist()] == ["11010010", "10000000"]
@@ -103,7 +102,7 @@ def test_quantiser_edges():
 
 def test_prefixes_of_values_are_prefixes_of_rows():
     values_BD = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
-    whole, prefix = TanhQuantizer(64)(values_BD), TanhQuantizer(24)(values_BD[:, :24])
+    whole, prefix = quantize(values_BD), quantize(values_BD[:, :24])
     assert torch.equal(whole[:, :24], prefix[:, :24])
     assert torch.equal(whole[:, 64:67], prefix[:, 24:])
 

@@ -12,7 +12,8 @@ from rose_engine.attention.base import RaggedLayout
 from rose_engine.attention.sdpa import SdpaBackend
 from rose_engine.errors import CheckpointError, EngineConfigError
 from rose_engine.layers.decoder import DecoderPlan, unmeasured_plan
-from rose_engine.models.qwen3 import qwen3_facts, rope_theta
+from rose_engine.models.qwen3 import qwen3_facts
+from rose_engine.models.rotary_config import read_rotary
 from rose_engine.settings_file import SettingsFile
 from rose_engine.staging import DeviceBatch
 from tests.models.parity import (
@@ -90,6 +91,17 @@ def test_other_shapes(tmp_path: Path, changes: dict[str, object], path: str):
         assert_rows_close(got, wanted)
 
 
+def test_every_token_sees_all_where_the_file_says_so(tmp_path: Path):
+    model = randomize(Qwen3Model(tiny_config(is_causal=False)))
+    trunk = load_trunk(save(model, tmp_path))
+    ids = random_ids((1, 9, MAX_LENGTH), VOCABULARY)
+    for got, wanted in zip(run_trunk(trunk, ids), reference_states(model, ids), strict=True):
+        assert_rows_close(got, wanted)
+    assert [
+        spec.window for spec in qwen3_facts(SettingsFile.read(tmp_path / "config.json")).attention_specs
+    ] == [(-1, -1)]
+
+
 def test_a_sequence_does_not_depend_on_its_neighbours(folder: Path):
     trunk = load_trunk(folder)
     ids = random_ids((5, 64, 1, 30), VOCABULARY)
@@ -131,9 +143,9 @@ def test_prefixed_names_and_a_language_model_head(reference: Qwen3Model, tmp_pat
 
 def test_rope_theta_in_either_place(folder: Path):
     edit_config(folder, rope_parameters=None, rope_theta=123456)
-    assert rope_theta(SettingsFile.read(folder / "config.json")) == 123456.0
+    assert read_rotary(SettingsFile.read(folder / "config.json"), 16).theta == 123456.0
     edit_config(folder, rope_parameters={"rope_theta": 777.0, "rope_type": "default"})
-    assert rope_theta(SettingsFile.read(folder / "config.json")) == 777.0
+    assert read_rotary(SettingsFile.read(folder / "config.json"), 16).theta == 777.0
 
 
 @pytest.mark.parametrize(
@@ -152,10 +164,27 @@ def test_variants_are_refused_by_name(folder: Path, values: dict[str, object], n
         qwen3_facts(SettingsFile.read(folder / "config.json"))
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_rotation_stretched_by_yarn(tmp_path: Path, path: str):
+    """As the model card has long inputs served; its magnitude is not one."""
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 5000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": MAX_LENGTH // 4,
+    }
+    model = randomize(Qwen3Model(tiny_config(rope_parameters=yarn)))
+    trunk = load_trunk(save(model, tmp_path))
+    trunk.decoder.adopt(DecoderPlan(above=path))
+    ids = random_ids((1, 9, MAX_LENGTH), VOCABULARY)
+    for got, wanted in zip(run_trunk(trunk, ids), reference_states(model, ids), strict=True):
+        assert_rows_close(got, wanted)
+
+
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_scaled_rotations_are_refused(folder: Path, key: str):
-    edit_config(folder, **{key: {"rope_type": "yarn", "factor": 4.0}})
-    with pytest.raises(CheckpointError, match="yarn"):
+def test_rotations_that_follow_the_sequence_are_refused(folder: Path, key: str):
+    edit_config(folder, **{key: {"rope_type": "dynamic", "factor": 4.0}})
+    with pytest.raises(CheckpointError, match="dynamic"):
         load_trunk(folder)
 
 

@@ -5,6 +5,7 @@ Imports the CuTe DSL only in `load_gemms`, so an install without it loses nothin
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -58,9 +59,17 @@ def load_gemms() -> FusedGemms:
 
 
 def cache_folder() -> Path:
-    """Where compiled GEMMs are kept unless `QUACK_CACHE_DIR` says otherwise."""
+    """Where compiled GEMMs are kept."""
+    if chosen := os.environ.get("QUACK_CACHE_DIR"):
+        return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "bouquet" / "gemms"
+
+
+def sources_hash() -> str:
+    """Hash of our own epilogues: a compiled GEMM depends on them."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _misplaced() -> str | None:

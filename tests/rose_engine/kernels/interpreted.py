@@ -53,6 +53,7 @@ def test_norms(tokens: int, width: int, dtype: torch.dtype):
 @pytest.mark.parametrize("heads", [(4, 2, 16), (3, 1, 24), (8, 8, 8)])
 def test_qk_norm_rotary(heads: tuple[int, int, int], dtype: torch.dtype):
     compare.compare_qk_norm_rotary(on_cpu(5, dtype), *heads)
+    compare.compare_rotate_heads(on_cpu(5, dtype), *heads)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -60,6 +61,7 @@ def test_qk_norm_rotary(heads: tuple[int, int, int], dtype: torch.dtype):
 def test_activations(tokens: int, width: int, dtype: torch.dtype):
     compare.compare_silu_mul(on_cpu(tokens, dtype), width)
     compare.compare_gelu_bias(on_cpu(tokens, dtype), width)
+    compare.compare_gelu_mul(on_cpu(tokens, dtype), width)
 
 
 @pytest.mark.parametrize("num_partials", [1, 3])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rose_engine.kernels.embed_gather import embed_gather, embed_gather_twin
 from rose_engine.kernels.gelu_bias import gelu_bias, gelu_bias_twin
+from rose_engine.kernels.gelu_mul import gelu_mul, gelu_mul_twin
 from rose_engine.kernels.layer_norm import add_layer_norm, add_layer_norm_twin
 from rose_engine.kernels.pool_normalize import pool_normalize, pool_normalize_twin
 from rose_engine.kernels.qk_norm_rotary import qk_norm_rotary, qk_norm_rotary_twin
@@ -31,6 +32,7 @@ from rose_engine.kernels.rms_norm import (
     row_sum_of_squares,
     row_sum_of_squares_twin,
 )
+from rose_engine.kernels.rotary import rotate_heads, rotate_heads_twin
 from rose_engine.kernels.silu_mul import silu_mul, silu_mul_twin
 from rose_engine.layers.rotary import RotarySpec
 
@@ -102,6 +104,22 @@ def compare_qk_norm_rotary(setting: Setting, num_heads: int, num_kv_heads: int, 
         qk_norm_rotary(got_TQ, norms_2H, rotary_TH, *heads, setting.pdl)
         qk_norm_rotary_twin(wanted_TQ, norms_2H, rotary_TH, *heads)
         setting.assert_close(got_TQ, wanted_TQ)
+
+
+def compare_rotate_heads(setting: Setting, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    got_TQ = setting.random(setting.tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    wanted_TQ = got_TQ.clone()
+    rotary_TH = RotarySpec(head_dim, 1e6, setting.tokens).table(setting.dtype, torch.device(setting.device))
+    rotate_heads(got_TQ, rotary_TH, num_heads + num_kv_heads, setting.pdl)
+    rotate_heads_twin(wanted_TQ, rotary_TH, num_heads + num_kv_heads)
+    setting.assert_close(got_TQ, wanted_TQ)
+
+
+def compare_gelu_mul(setting: Setting, width: int) -> None:
+    gate_up_TG = setting.random(setting.tokens, 2 * width, scale=3)
+    # On a card to where exp() overflows; the interpreter's NumPy would warn.
+    gate_up_TG[0, :4] = torch.tensor([9.0, -9.0, 0.0, -9.0 if setting.device == "cpu" else -300.0])
+    setting.assert_close(gelu_mul(gate_up_TG, setting.pdl), gelu_mul_twin(gate_up_TG))
 
 
 def compare_silu_mul(setting: Setting, width: int) -> None:

@@ -16,12 +16,14 @@ from triton.runtime import driver
 from rose_engine.kernels import (
     embed_gather,
     gelu_bias,
+    gelu_mul,
     layer_norm,
     pool_normalize,
     qk_norm_rotary,
     quantize_rows,
     ragged_attention,
     rms_norm,
+    rotary,
     silu_mul,
 )
 from rose_engine.kernels.ragged_attention import AttentionTile
@@ -30,12 +32,14 @@ from rose_engine.layers.rotary import RotarySpec
 MODULES = (
     embed_gather,
     gelu_bias,
+    gelu_mul,
     layer_norm,
     pool_normalize,
     qk_norm_rotary,
     quantize_rows,
     ragged_attention,
     rms_norm,
+    rotary,
     silu_mul,
 )
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -92,6 +96,11 @@ def pool(pooling: pool_normalize.Pooling) -> None:
     pool_normalize.pool_normalize(rows(T, D), ints(0, 3, T), T, pooling, rows(D), EPSILON, True, pdl=True)
 
 
+def rotate_alone() -> None:
+    rotary_TH = RotarySpec(H, 1e6, T).table(torch.bfloat16, torch.device("cpu"))
+    rotary.rotate_heads(rows(T, (N + 2 * M) * H), rotary_TH, N + M, pdl=True)
+
+
 def rotate(residual_TD: torch.Tensor | None) -> None:
     rotary_TH = RotarySpec(H, 1e6, T).table(torch.bfloat16, torch.device("cpu"))
     qkv_TQ = rows(T, (N + 2 * M) * H)
@@ -106,6 +115,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "row_sum_of_squares": lambda: rms_norm.row_sum_of_squares(rows(T, D), pdl=True),
     "qk_norm_rotary": lambda: rotate(None),
     "qk_norm_rotary scaled": lambda: rotate(rows(T, D)),
+    "rotate_heads": rotate_alone,
     "silu_mul": lambda: silu_mul.silu_mul(rows(T, 2 * I), pdl=True),
     "silu_mul scaled": lambda: silu_mul.silu_mul(rows(T, 2 * I), rows(T, D), EPSILON, pdl=True),
     "embed_gather": lambda: embed_gather.embed_gather(ints(1), ints(2), rows(9, D), rows(9, H), 16, pdl=True),
@@ -113,6 +123,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
         rows(T, 384), rows(T, 384), rows(384), rows(384), EPSILON, pdl=True
     ),
     "gelu_bias": lambda: gelu_bias.gelu_bias(rows(T, 1536), rows(1536), pdl=True),
+    "gelu_mul": lambda: gelu_mul.gelu_mul(rows(T, 2 * I), pdl=True),
     "pool last": lambda: pool("last"),
     "pool first": lambda: pool("first"),
     "pool mean": lambda: pool("mean"),

@@ -46,12 +46,14 @@ def test_norms(setting: compare.Setting, width: int):
 @pytest.mark.parametrize("heads", HEADS)
 def test_qk_norm_rotary(setting: compare.Setting, heads: tuple[int, int, int]):
     compare.compare_qk_norm_rotary(setting, *heads)
+    compare.compare_rotate_heads(setting, *heads)
 
 
 @pytest.mark.parametrize("width", [1536, 3072, 1000])
 def test_activations(setting: compare.Setting, width: int):
     compare.compare_silu_mul(setting, width)
     compare.compare_gelu_bias(setting, width)
+    compare.compare_gelu_mul(setting, width)
 
 
 @pytest.mark.parametrize("num_partials", [1, 16])

@@ -12,11 +12,13 @@ from torch.nn import functional
 
 from rose_engine.kernels.embed_gather import embed_gather
 from rose_engine.kernels.gelu_bias import gelu_bias
+from rose_engine.kernels.gelu_mul import gelu_mul
 from rose_engine.kernels.layer_norm import add_layer_norm
 from rose_engine.kernels.pool_normalize import pool_normalize
 from rose_engine.kernels.qk_norm_rotary import qk_norm_rotary
 from rose_engine.kernels.ragged_attention import AttentionTile, DeferredNorm, choose_tile, ragged_attention
 from rose_engine.kernels.rms_norm import add_rms_norm, rms_norm, row_sum_of_squares
+from rose_engine.kernels.rotary import rotate_heads
 from rose_engine.kernels.silu_mul import silu_mul
 from rose_engine.layers.norm import AddLayerNorm, RMSNorm
 from rose_engine.layers.rotary import RotarySpec
@@ -87,6 +89,7 @@ def test_activations():
     rows, bias = random(3, 8), random(8, seed=1)
     close(gelu_bias(rows, bias), functional.gelu(rows + bias))
     close(silu_mul(rows), functional.silu(rows[:, :4]) * rows[:, 4:])
+    close(gelu_mul(rows), functional.gelu(rows[:, :4], approximate="tanh") * rows[:, 4:])
 
 
 def test_a_residual_stands_for_the_missing_norm():
@@ -108,6 +111,19 @@ def test_embed_gather():
     assert torch.equal(hidden_TD, embedding_VD[[3, 0, 3]])
     assert torch.equal(rotary_TH, rotary_PH[:3])
     close(sums_TP.sum(1), embedding_VD[[3, 0, 3]].pow(2).sum(1))
+
+
+def test_rotation_keeps_inner_products_of_equal_distances_and_other_heads():
+    """q and k at positions (0, 2) and at (3, 5) make the same product; value heads stay as they are."""
+    T, H = 6, 8
+    heads = random(1, 3, H).expand(T, 3, H)  # query, key, value: the same in every row
+    qkv_TQ = heads.reshape(T, -1).clone()
+    rotate_heads(qkv_TQ, RotarySpec(H, 100.0, T).table(torch.float32, CPU), num_rotated=2)
+    q_TH, k_TH, v_TH = qkv_TQ.view(T, 3, H).unbind(1)
+    assert torch.equal(v_TH, heads[:, 2])
+    close(q_TH[0], heads[0, 0])
+    close(q_TH[0] @ k_TH[2], q_TH[3] @ k_TH[5])
+    assert (q_TH[0] @ k_TH[2] - q_TH[0] @ k_TH[3]).abs() > 1e-3
 
 
 @pytest.mark.parametrize("with_residual", [False, True])
