@@ -1,11 +1,11 @@
-"""From a job's inputs to what is tokenized: prompts put in front of texts, pairs left as they are.
+"""From a job's inputs to what is tokenized: prompts before texts, the reranker's form around pairs.
 
-A prompt is a plain prefix, with no separator added. Knows nothing of tokens.
+A prompt is a plain prefix, with no separator added. Other pairs stay as they are. Knows nothing of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ivy_gateway.errors import InvalidValue
@@ -14,6 +14,52 @@ from ivy_gateway.model_profile import ModelProfile
 
 Text = str | TokenIds
 JobInput = Text | tuple[Text, Text]
+
+
+# What the card of Qwen3-Reranker instructs its model to do unless told otherwise.
+CARD_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+_HEADER = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the"
+    ' Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+_CLOSING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class RerankerForm:
+    """The prompt of Qwen3-Reranker as one of its official forms spells it.
+
+    Header, then `<Instruct>: i`, `<Query>: q` and `<Document>: d` with `separator` between, then `closing`.
+    Each text carries the space in front of it and the separator behind it: tokenized together with these,
+    and cut off from the labels, its ids are those it has inside the whole prompt. `RerankerTemplate` checks.
+    """
+
+    separator: str
+    closing: str
+    header: str = _HEADER
+    labels: tuple[str, str, str] = ("<Instruct>:", "<Query>:", "<Document>:")
+
+    def inner(self, text: str) -> str:
+        """An instruction or a query, as it is tokenized."""
+        return f" {text}{self.separator}"
+
+    def last(self, document: str) -> str:
+        """A document, as it is tokenized."""
+        return f" {document}"
+
+    def spell(self, instruction: str, query: str, document: str) -> str:
+        """The whole prompt."""
+        texts = (self.inner(instruction), self.inner(query), self.last(document))
+        body = "".join(label + text for label, text in zip(self.labels, texts, strict=True))
+        return self.header + body + self.closing
+
+
+# A: the card's transformers code. B: its vLLM code, where the chat template closes the turn a first time.
+RERANKER_FORMS = {
+    "A": RerankerForm(separator="\n", closing=_CLOSING),
+    "B": RerankerForm(separator="\n\n", closing="<|im_end|>\n" + _CLOSING),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +96,25 @@ def apply_prompt(
             raise InvalidValue(f"input {index} is {what}, which take no prompt", "prompt_name")
         prompts.append(Prompt(index, *item) if isinstance(item, tuple) else Prompt(index, item))
     return prompts
+
+
+def reranker_form(choice: str, profile: ModelProfile) -> RerankerForm | None:
+    """The form of the model's pairs under the operator's `choice`: A, B, none, or auto; `None`: no form."""
+    if choice == "auto":
+        choice = "A" if profile.prompted_pairs else "none"
+    return RERANKER_FORMS.get(choice)
+
+
+def apply_form(pairs: Sequence[Prompt], form: RerankerForm) -> list[Prompt]:
+    """The texts of `pairs` as `form` has them tokenized; ready ids stay as they are."""
+    return [
+        Prompt(pair.index, _formed(pair.text, form.inner), _formed(pair.second_text, form.last))
+        for pair in pairs
+    ]
+
+
+def _formed(text: Text, form: Callable[[str], str]) -> Text:
+    return form(text) if isinstance(text, str) else text
 
 
 def _prefix(profile: ModelProfile, prompt_name: str | None) -> str:
