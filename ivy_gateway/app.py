@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import importlib.metadata
 import logging
 import re
 import secrets
@@ -22,13 +21,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ivy_gateway import metrics
 from ivy_gateway.config import GatewayConfig
-from ivy_gateway.errors import UnknownRoute
+from ivy_gateway.errors import StartupError, UnknownRoute
 from ivy_gateway.model_profile import ModelProfile
 from ivy_gateway.pipeline import Pipeline
+from ivy_gateway.reference import check_reference
 from ivy_gateway.replicas import ReplicaPool
 from ivy_gateway.routes import admin, openai, tei, vllm
 from ivy_gateway.routes.render import Family, render
+from ivy_gateway.templates import CARD_INSTRUCTION, reranker_form
 from ivy_gateway.tokenizer import TextTokenizer
+from protos import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +49,22 @@ def create_app(config: GatewayConfig) -> FastAPI:
         max_length=config.max_length,
         any_dimensions=config.any_dimensions,
     )
+    form = reranker_form(config.reranker_template, profile)
+    if form is None and config.instruction is not None:
+        raise StartupError("--instruction: pairs of this model take no instruction")
     tokenizer = TextTokenizer.load(
         config.model,
         literal=config.literal_text,
         max_length=profile.max_length,
         workers=config.tokenizer_workers,
         lower_case=profile.do_lower_case,
+        reranker_form=form,
+        instruction=CARD_INSTRUCTION if config.instruction is None else config.instruction,
     )
+    check_reference(config, tokenizer)
     app = FastAPI(
         title="Bouquet",
-        version=importlib.metadata.version("bouquet"),
+        version=__version__,
         lifespan=lambda app: _lifespan(app, config, profile, tokenizer),
         docs_url=None,
         redoc_url=None,

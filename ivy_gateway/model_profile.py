@@ -82,6 +82,7 @@ class ModelProfile:
     pooling: str  # "mean", "cls", "lasttoken" ..., joined by "+" where concatenated; "" for a scorer
     normalize: bool  # the model's own modules end in a normalisation
     labels: tuple[str, ...] = field(default=())  # of a scorer, by row position
+    prompted_pairs: bool = False  # a pair is scored as one prompt (Qwen3-Reranker), should the model score
 
     @property
     def tokenizer_file(self) -> Path:
@@ -123,7 +124,8 @@ class ModelProfile:
             score_activation=_score_activation(files),
             pooling=_pooling(files) if task == "embed" else "",
             normalize=files.module("Normalize") is not None,
-            labels=_labels(files.config) if task == "score" else (),
+            labels=_labels(files) if task == "score" else (),
+            prompted_pairs=_prompts_pairs(files),
         )
 
 
@@ -160,6 +162,17 @@ class _ModelFiles:
     @property
     def architectures(self) -> tuple[str, ...]:
         return tuple(self.config.get("architectures") or ())
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the weights hold a classification head."""
+        return any(name.endswith("ForSequenceClassification") for name in self.architectures)
+
+    @property
+    def scores_by_words(self) -> bool:
+        """Whether a score is what a language model thinks of one word, against another."""
+        named = self.module("LogitScore") is not None or "classifier_from_token" in self.config
+        return named or any(name.endswith("ForCausalLM") for name in self.architectures)
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -218,7 +231,7 @@ def _read_modules(folder: Path) -> tuple[tuple[str, Json], ...] | None:
 
 def _task(files: _ModelFiles) -> str:
     scores = (
-        any(name.endswith("ForSequenceClassification") for name in files.architectures)
+        files.classifies
         or files.sentence_transformers.get("model_type") == "CrossEncoder"
         or files.module("LogitScore") is not None
         or "classifier_from_token" in files.config
@@ -280,7 +293,8 @@ def _score_activation(files: _ModelFiles) -> str:
         or (own.get("activation_fn") if isinstance(own, dict) else None)
         or files.config.get("sbert_ce_default_activation_function")
     )
-    default = "sigmoid" if len(_labels(files.config)) == 1 else "softmax"
+    independent = files.config.get("problem_type") == "multi_label_classification"
+    default = "sigmoid" if independent or len(_labels(files)) == 1 else "softmax"
     if declared is None:
         return default
     name = str(declared).rpartition(".")[2]
@@ -291,10 +305,20 @@ def _score_activation(files: _ModelFiles) -> str:
     return _ACTIVATIONS[name] or default
 
 
-def _labels(config: Json) -> tuple[str, ...]:
-    names: Json = config.get("id2label") or {}
-    count = len(names) or int(config.get("num_labels", 1))
+def _labels(files: _ModelFiles) -> tuple[str, ...]:
+    """Names by row position; where a classifier states neither names nor number, transformers' two."""
+    if files.scores_by_words or not files.classifies:
+        return ("LABEL_0",)
+    names: Json = files.config.get("id2label") or {}
+    count = len(names) or int(files.config.get("num_labels", 2))
     return tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(count))
+
+
+def _prompts_pairs(files: _ModelFiles) -> bool:
+    """Qwen3 models with one label are Qwen3-Reranker: as published, converted, or trained from it."""
+    scores = files.scores_by_words or files.classifies
+    is_qwen3 = files.config.get("model_type") == "qwen3" and files.module("Pooling") is None
+    return is_qwen3 and scores and len(_labels(files)) == 1
 
 
 def _pooling(files: _ModelFiles) -> str:

@@ -17,14 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ivy_gateway import chunking, metrics, scoring
+from ivy_gateway import chunking, metrics, scoring, vectors
 from ivy_gateway.config import GatewayConfig
-from ivy_gateway.errors import DeadlineExceeded, InferenceFailed, UnsupportedTask
+from ivy_gateway.errors import DeadlineExceeded, InferenceFailed, InvalidValue, UnsupportedTask
 from ivy_gateway.jobs import (
     Chunk,
+    ClassifyJob,
+    ClassifyResult,
     EmbeddingResult,
     EmbedJob,
     EncodedInput,
+    Output,
     PhaseTimings,
     ScoreJob,
     ScoreResult,
@@ -66,13 +69,17 @@ class Pipeline:
 
     @property
     def embedding_space(self) -> str:
-        """Short hash over weights, vocabulary and prompts: it moves exactly when vectors may.
+        """Short hash over weights, prompts, the length limit and what turns text into ids.
 
+        It moves exactly when the vector or score of some text, sent without options, may.
         Raises `Unavailable` before the first replica is ready.
         """
         served = self.pool.description
-        prompts = [sorted(self.profile.prompts.items()), self.profile.default_prompt_name]
-        essence = json.dumps([served.weights_hash, served.tokenizer_hash, prompts])
+        prompts: list[Any] = [sorted(self.profile.prompts.items()), self.profile.default_prompt_name]
+        if served.task == pb.TASK_SCORE and self._tokenizer.reranker is not None:
+            prompts.append([piece.ids for piece in self._tokenizer.default_pair.pieces])
+        max_length = min(self.profile.max_length, served.max_length or self.profile.max_length)
+        essence = json.dumps([served.weights_hash, self._tokenizer.text_hash, prompts, max_length])
         return hashlib.sha256(essence.encode()).hexdigest()[:16]
 
     async def embed(self, job: EmbedJob) -> EmbeddingResult:
@@ -102,10 +109,25 @@ class Pipeline:
         metrics.job_succeeded(num_inputs, result.usage, result.timings)
         return result
 
+    async def classify(self, job: ClassifyJob) -> ClassifyResult:
+        """Scores of every label for each text or pair, in the job's order.
+
+        Raises the errors of each stage; `UnsupportedTask` for a model that embeds.
+        """
+        if self.pool.description.task != pb.TASK_SCORE:
+            raise UnsupportedTask("model is not a classifier model: it embeds texts")
+        with _counted(len(job.inputs)):
+            async with _until(job.deadline):
+                result = await self._classify(job)
+        metrics.job_succeeded(len(job.inputs), result.usage, result.timings)
+        return result
+
     async def _embed(self, job: EmbedJob) -> EmbeddingResult:
         served = self.pool.description
         if job.dimensions is not None:
             self.profile.dimensions.check(job.dimensions, served.dimensions)
+        quantized = pb.OUTPUT_INT8 in served.outputs
+        output = vectors.wire_output(job, served.dimensions, quantized=quantized)
         began = _now()
         self.pool.check_admission()
         prompts = apply_prompt(job.inputs, self.profile, job.prompt_name)
@@ -113,9 +135,9 @@ class Pipeline:
             prompts, self._within_limit(job.truncation), self.config.auto_truncate, job.input_field
         )
         tokenized = _now()
-        rows = await self._compute(encoded, job.deadline)
-        vectors = _finish(rows.rows, job, already_normalized=served.normalized)
-        return EmbeddingResult(vectors, _usage(encoded, job.inputs), _timings(began, tokenized, rows))
+        rows = await self._compute(encoded, job.deadline, output)
+        finished = vectors.finish(rows.rows, job, already_normalized=served.normalized)
+        return EmbeddingResult(finished, _usage(encoded, job.inputs), _timings(began, tokenized, rows))
 
     async def _score_pairs(self, job: ScoreJob) -> ScoreResult:
         if (num_labels := self.pool.description.dimensions) != 1:
@@ -130,9 +152,31 @@ class Pipeline:
         texts = [text for pair in job.pairs for text in pair] + list(job.joined)
         return ScoreResult(scores, logits, _usage(encoded, texts), _timings(began, tokenized, rows))
 
+    async def _classify(self, job: ClassifyJob) -> ClassifyResult:
+        began = _now()
+        self.pool.check_admission()
+        encoded = await self._encode_texts_and_pairs(job)
+        tokenized = _now()
+        rows = await self._compute(encoded, job.deadline)
+        logits = rows.rows.astype(np.float32)
+        scores = logits if job.raw_scores else scoring.activate(logits, self.profile.score_activation)
+        texts = [text for item in job.inputs for text in (item if isinstance(item, tuple) else (item,))]
+        return ClassifyResult(scores, logits, _usage(encoded, texts), _timings(began, tokenized, rows))
+
+    async def _encode_texts_and_pairs(self, job: ClassifyJob) -> list[EncodedInput]:
+        truncation, default = self._within_limit(job.truncation), self.config.auto_truncate
+        prompts = apply_prompt(job.inputs, self.profile)
+        texts = [prompt for prompt in prompts if prompt.second is None]
+        pairs = [prompt for prompt in prompts if prompt.second is not None]
+        fields = (job.input_field, job.input_field)
+        encoded = await self._tokenizer.encode(texts, truncation, default, job.input_field) if texts else []
+        encoded += await self._tokenizer.encode_pairs(pairs, truncation, default, fields) if pairs else []
+        return sorted(encoded, key=lambda item: item.index)
+
     async def _encode_pairs(self, job: ScoreJob) -> list[EncodedInput]:
         truncation, default = self._within_limit(job.truncation), self.config.auto_truncate
         if job.joined:
+            _refuse_instruction(job.instruction, "goes into pairs; ready-joined sequences have their own")
             prompts = apply_prompt(job.joined, self.profile)
             return await self._tokenizer.encode(prompts, truncation, default, job.input_fields[1])
         return await self._tokenizer.encode_pairs(
@@ -141,11 +185,13 @@ class Pipeline:
             default,
             job.input_fields,
             job.max_tokens_per_query,
+            job.instruction,
         )
 
     async def _score_by_cosine(self, job: ScoreJob) -> ScoreResult:
         if job.joined or any(isinstance(text, TokenIds) for pair in job.pairs for text in pair):
             raise UnsupportedTask("token ids to score need a cross-encoder; this model embeds texts")
+        _refuse_instruction(job.instruction, "is not supported with this model, which embeds texts")
         began = _now()
         self.pool.check_admission()
         left, right = ([pair[side] for pair in job.pairs] for side in (0, 1))
@@ -180,13 +226,15 @@ class Pipeline:
             job.truncation, enabled=True, max_tokens=min(limit, job.truncation.max_tokens or limit)
         )
 
-    async def _compute(self, encoded: Sequence[EncodedInput], deadline: float) -> _Rows:
+    async def _compute(
+        self, encoded: Sequence[EncodedInput], deadline: float, output: Output = Output.OWN
+    ) -> _Rows:
         """Split, scatter over the replicas, gather in order. Raises `InferenceFailed` for non-finite rows."""
         cost = sum(item.num_tokens for item in encoded)
         parts = min(self.pool.num_ready, cost // MIN_PART_TOKENS)
         with self.pool.admitted(cost):
             chunks = chunking.split(
-                encoded, self.config.max_chunk_tokens, self.config.max_chunk_inputs, max(1, parts)
+                encoded, self.config.max_chunk_tokens, self.config.max_chunk_inputs, max(1, parts), output
             )
             answers = await self._scatter(chunks, deadline)
         rows = chunking.merge([answer.rows for answer in answers], chunks)
@@ -212,12 +260,9 @@ class Pipeline:
         return replace(truncation, max_tokens=min(served, truncation.max_tokens or served))
 
 
-def _finish(rows_ND: NDArray[Any], job: EmbedJob, *, already_normalized: bool) -> NDArray[Any]:
-    """Slice to the dimensions asked for, then normalise again. Quantised rows are never rescaled."""
-    cut = job.dimensions is not None and job.dimensions < rows_ND.shape[1]
-    vectors_ND = rows_ND[:, : job.dimensions] if cut else rows_ND
-    wanted = job.normalize and vectors_ND.dtype == np.float32
-    return scoring.normalized(vectors_ND) if wanted and (cut or not already_normalized) else vectors_ND
+def _refuse_instruction(instruction: str | None, reason: str) -> None:
+    if instruction is not None:
+        raise InvalidValue(f"`instruction` {reason}", "instruction")
 
 
 def _check_finite(rows_ND: NDArray[Any]) -> None:

@@ -27,7 +27,7 @@ from ivy_gateway.errors import (
     Overloaded,
     Unavailable,
 )
-from ivy_gateway.jobs import Chunk
+from ivy_gateway.jobs import Chunk, Output
 from protos.codec import CHANNEL_OPTIONS, CodecError, decode_tensor, encode_tensor
 from protos.tulip.v1 import inference_pb2 as pb
 from protos.tulip.v1 import inference_pb2_grpc
@@ -61,6 +61,8 @@ _FAILURES: dict[int, type[IvyError]] = {
     grpc.StatusCode.UNAVAILABLE.value[0]: Unavailable,
 }
 
+_OUTPUTS = {Output.OWN: pb.OUTPUT_OWN, Output.INT8: pb.OUTPUT_INT8, Output.BITS: pb.OUTPUT_BITS}
+
 Rows = NDArray[Any]
 
 
@@ -85,7 +87,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkRows:
-    """A chunk's rows `[B, D]` and its seconds in the replica's queue and under computation."""
+    """A chunk's rows, as its output says, and its seconds in the replica's queue and under computation."""
 
     rows: Rows
     queue: float
@@ -274,6 +276,7 @@ def _encode(chunk: Chunk, deadline: float, *, with_segments: bool) -> pb.InferRe
         token_ids=encode_tensor(np.concatenate([item.token_ids for item in inputs])),
         lengths=encode_tensor(np.array([item.num_tokens for item in inputs], np.int32)),
         timeout_us=max(1, int(1e6 * (deadline - _now()))),
+        output=_OUTPUTS[chunk.output],
     )
     if with_segments and any(item.segment_ids is not None for item in inputs):
         segments = [np.zeros_like(i.token_ids) if i.segment_ids is None else i.segment_ids for i in inputs]

@@ -20,15 +20,24 @@ def sigmoid(logits: Float32Array) -> Float32Array:
     return np.where(logits >= 0, 1 / (1 + decay), decay / (1 + decay)).astype(np.float32)
 
 
+def softmax(logits_NL: Float32Array) -> Float32Array:
+    """Shares of each row's labels; of the one label there is, sigmoid: its softmax would always say 1."""
+    if logits_NL.ndim < 2 or logits_NL.shape[1] == 1:
+        return sigmoid(logits_NL)
+    powers_NL = np.exp(logits_NL - logits_NL.max(axis=1, keepdims=True))
+    shares_NL: Float32Array = powers_NL / powers_NL.sum(axis=1, keepdims=True)
+    return shares_NL
+
+
 ACTIVATIONS: dict[str, Callable[[Float32Array], Float32Array]] = {
     "sigmoid": sigmoid,
     "tanh": np.tanh,
-    "softmax": sigmoid,  # over the one label there is, softmax would always say 1
+    "softmax": softmax,
 }
 
 
 def activate(logits: Float32Array, activation: str) -> Float32Array:
-    """Shown scores of one-label `logits` `[n]` under the model's declared activation."""
+    """Shown scores of `logits`, `[n]` of one label or `[n, labels]`, under the model's activation."""
     return ACTIVATIONS[activation](logits)
 
 

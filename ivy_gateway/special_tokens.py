@@ -32,6 +32,7 @@ class Template:
 
     pieces: tuple[Piece, ...]
     text_segments: tuple[int, ...]  # of each text's own tokens
+    first_end: tuple[int, ...] = ()  # what ends the first text of a pair, also where it is cut
 
     @property
     def num_special(self) -> int:

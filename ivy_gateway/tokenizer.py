@@ -7,6 +7,7 @@ requests at once can lose or move one. Knows nothing of prompts' names, of chunk
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
 import os
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import orjson
 from tokenizers import Tokenizer
 
 from ivy_gateway.errors import InvalidValue, StartupError
 from ivy_gateway.jobs import EncodedInput, Int32Array, TokenIds, Truncation
 from ivy_gateway.model_profile import uses_segments
+from ivy_gateway.reranker_template import RerankerTemplate
 from ivy_gateway.special_tokens import Json, Template, Templates, control_tokens, literal_form
-from ivy_gateway.templates import JobInput, Prompt, Text
+from ivy_gateway.templates import JobInput, Prompt, RerankerForm, Text, apply_form
 from ivy_gateway.truncation import Cut, checked_lengths, fit_pair, fit_ready, fit_text, join
 from protos.fingerprint import tokenizer_hash
 
@@ -54,13 +57,18 @@ class TextTokenizer:
         template: Templates,
         *,
         hash: str,  # noqa: A002 - the server's word for it too
+        text_hash: str,
         vocabulary_size: int,
         max_length: int,
         workers: int,
         lower_case: bool,
+        reranker: RerankerTemplate | None = None,
+        instruction: str = "",
     ) -> None:
         self.template = template
+        self.reranker = reranker
         self.hash = hash
+        self.text_hash = text_hash
         self.vocabulary_size = vocabulary_size
         self.max_length = max_length
         self.special_counts = (template.single.num_special, template.pair.num_special)
@@ -68,15 +76,26 @@ class TextTokenizer:
         self._workers = workers
         self._lower_case = lower_case
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
+        self.default_pair = template.pair if reranker is None else self._around(instruction)
 
     @classmethod
     def load(
-        cls, folder: Path, *, literal: bool, max_length: int, workers: int, lower_case: bool
+        cls,
+        folder: Path,
+        *,
+        literal: bool,
+        max_length: int,
+        workers: int,
+        lower_case: bool,
+        reranker_form: RerankerForm | None = None,
+        instruction: str = "",
     ) -> TextTokenizer:
         """Load the folder's `tokenizer.json`.
 
         `literal`: spellings of special tokens in user text are plain characters. `max_length`: the model's
         limit in tokens, special tokens included. `workers`: threads. `lower_case`: lower-case every text.
+        `reranker_form`: what pairs are scored in, with `instruction` unless a job has its own; `None`: the
+        tokenizer's own template.
         Raises `StartupError` for a file that cannot be read, whose template is not known, or that fails the
         checks against the library itself.
         """
@@ -87,15 +106,19 @@ class TextTokenizer:
         try:
             # These two settings of a file are one for all; here each request has its own.
             content = json.loads(path.read_bytes()) | {"truncation": None, "padding": None}
+            form = literal_form(content) if literal else content
             template = Templates.read(content, uses_segments(folder))
             return cls(
-                _checked_tokenizer(content, template, literal),
+                _checked_tokenizer(form, content, template, literal=literal),
                 template,
                 hash=tokenizer_hash(path),
+                text_hash=_text_hash(form, lower_case=lower_case),
                 vocabulary_size=_vocabulary_size(content),
                 max_length=max_length,
                 workers=workers,
                 lower_case=lower_case,
+                reranker=None if reranker_form is None else _reranker_template(content, reranker_form),
+                instruction=instruction,
             )
         except StartupError:
             raise
@@ -116,12 +139,13 @@ class TextTokenizer:
         Unicode, for ids outside the vocabulary and for a limit that leaves no room.
         """
         template = self.template.single
+        around_ready = template if self.reranker is None else self.default_pair
         cut = self._cut(template, truncation, default_truncate, field)
 
         def encode_part(part: Sequence[Prompt]) -> list[EncodedInput]:
             ids = self._token_ids([(f"{field}[{p.index}]", p.text) for p in part])
             return [
-                fit_ready(p.index, p.text, template, cut)
+                fit_ready(p.index, p.text, around_ready, cut)
                 if isinstance(p.text, TokenIds)
                 else fit_text(p.index, own, template, cut)
                 for p, own in zip(part, ids, strict=True)
@@ -137,16 +161,21 @@ class TextTokenizer:
         default_truncate: bool,
         fields: tuple[str, str],
         max_tokens_per_query: int | None = None,
+        instruction: str | None = None,
     ) -> list[EncodedInput]:
         """Encode pairs by the pair template, in order; equal first texts are tokenized once.
 
         The second text is cut to what the first leaves; the first only to `max_tokens_per_query`, counted
-        without special tokens. Raises as `encode`, and `TooLong` for a first text that leaves the second no
-        room for a single token.
+        without special tokens. A reranker's template holds the `instruction`, or the server's own. Raises as
+        `encode`, `TooLong` for a first text that leaves the second no room for a single token, and
+        `InvalidValue` for an instruction where the template has no place for one.
         """
-        template = self.template.pair
-        cut = self._cut(template, truncation, default_truncate, fields[1])
-        queries = await self._encode_queries(prompts, fields[0])
+        template = await self._pair_template(instruction)
+        if self.reranker is not None:
+            prompts = apply_form(prompts, self.reranker.form)
+        field_at_fault = fields[1] if instruction is None else "instruction"
+        cut = self._cut(template, truncation, default_truncate, field_at_fault)
+        queries = await self._encode_queries(prompts, template, fields[0])
         query_limit = max_tokens_per_query or self.max_length
 
         def encode_part(part: Sequence[Prompt]) -> list[EncodedInput]:
@@ -158,6 +187,11 @@ class TextTokenizer:
 
         inputs = await self._spread(encode_part, prompts, [_size(p.second_text) for p in prompts])
         return checked_lengths(inputs, cut, fields[1])
+
+    def ids_of(self, text: str) -> Int32Array:
+        """Ids of one text with its special tokens, uncut."""
+        (ids,) = self._token_ids([("text", text)])
+        return join(self.template.single, ids).token_ids
 
     def join_pair_ids(self, first: Int32Array, second: Int32Array) -> TokenIds:
         """One sequence from two lists of ids without special tokens, uncut."""
@@ -181,14 +215,33 @@ class TextTokenizer:
             limit = min(limit, truncation.max_tokens)
         if limit <= template.num_special:
             raise InvalidValue(
-                f"a limit of {limit} tokens leaves no room beside {template.num_special} special tokens",
+                f"`{field}`: a limit of {limit} tokens leaves no room beside"
+                f" {template.num_special} special tokens",
                 field,
             )
         enabled = default if truncation.enabled is None else truncation.enabled
         return Cut(enabled, limit, truncation.side)
 
-    async def _encode_queries(self, prompts: Sequence[Prompt], field: str) -> dict[Text, list[int]]:
-        """Ids of every different first text, without special tokens."""
+    async def _pair_template(self, instruction: str | None) -> Template:
+        if instruction is None:
+            return self.default_pair
+        if self.reranker is None:
+            raise InvalidValue("`instruction` is not supported with this model", "instruction")
+        prompts = [Prompt(0, instruction)]
+        (template,) = await self._spread(
+            lambda part: [self._around(str(p.text)) for p in part], prompts, [len(instruction)]
+        )
+        return template
+
+    def _around(self, instruction: str) -> Template:
+        assert self.reranker is not None
+        (ids,) = self._token_ids([("instruction", self.reranker.form.inner(instruction))])
+        return self.reranker.around(ids)
+
+    async def _encode_queries(
+        self, prompts: Sequence[Prompt], template: Template, field: str
+    ) -> dict[Text, list[int]]:
+        """Ids of every different first text, without special tokens; ready ids get the template's end."""
         firsts = list({p.text: p for p in reversed(prompts)}.values())
         lone = len(firsts) == 1
 
@@ -196,7 +249,10 @@ class TextTokenizer:
             return self._token_ids([(field if lone else f"{field}[{p.index}]", p.text) for p in part])
 
         ids = await self._spread(encode_part, firsts, [_size(p.text) for p in firsts])
-        return dict(zip((p.text for p in firsts), ids, strict=True))
+        return {
+            p.text: [*own, *template.first_end] if isinstance(p.text, TokenIds) else own
+            for p, own in zip(firsts, ids, strict=True)
+        }
 
     def _token_ids(self, named: Sequence[tuple[str, Text]]) -> list[list[int]]:
         """Ids of texts, without special tokens; ready ids are checked and passed on. Names are for errors."""
@@ -268,9 +324,27 @@ def _vocabulary_size(content: Json) -> int:
     return max(ids) + 1
 
 
-def _checked_tokenizer(content: Json, template: Templates, literal: bool) -> Tokenizer:
-    """The library's object for the file. Raises `StartupError` where it does not do what we rely on."""
-    tokenizer = Tokenizer.from_str(json.dumps(literal_form(content) if literal else content))
+def _reranker_template(content: Json, form: RerankerForm) -> RerankerTemplate:
+    return RerankerTemplate.encode(form, Tokenizer.from_str(json.dumps(content)))
+
+
+def _text_hash(form: Json, *, lower_case: bool) -> str:
+    """Hash of all that turns text into ids, in the `form` that is served; 16 hexadecimal digits.
+
+    Left out is what ids do not depend on: the decoder, and what each request decides.
+    """
+    silent = ("decoder", "padding", "truncation")
+    essence = {name: part for name, part in form.items() if name not in silent}
+    canonical = orjson.dumps([essence, lower_case], option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(canonical).hexdigest()[:16]
+
+
+def _checked_tokenizer(form: Json, content: Json, template: Templates, *, literal: bool) -> Tokenizer:
+    """The library's object for the `form` of the file's `content` that is served.
+
+    Raises `StartupError` where it does not do what we rely on.
+    """
+    tokenizer = Tokenizer.from_str(json.dumps(form))
     _check_template(tokenizer, template)
     if literal:
         _check_literal(tokenizer, content)

@@ -58,7 +58,7 @@ def fit_pair(
 
     Raises `TooLong`, naming `field`, when nothing is left and cutting is on.
     """
-    query = Cut(True, query_limit, cut.side).to(query_limit, first)
+    query = _limited(first, Cut(True, query_limit, cut.side), template)
     room = cut.limit - template.num_special - len(query)
     if cut.enabled and room < 1:
         raise TooLong(
@@ -70,6 +70,12 @@ def fit_pair(
     sequence = join(template, query, document)
     truncated = len(query) < len(first) or len(document) < len(second)
     return EncodedInput(index, sequence.token_ids, sequence.segment_ids, truncated)
+
+
+def _limited(first: list[int], cut: Cut, template: Template) -> list[int]:
+    """The first text of a pair within its own limit; a cut on the right gives it its end back."""
+    kept = cut.to(cut.limit, first)
+    return [*kept, *template.first_end] if len(kept) < len(first) and cut.side == "right" else kept
 
 
 def fit_ready(index: int, ready: TokenIds, template: Template, cut: Cut) -> EncodedInput:

@@ -1,7 +1,7 @@
 """What a model and a card are good for, found by measuring at start: seconds, and once per combination.
 
-Two points of the token axis: the *inflection point*, where the device becomes the slower side of an eager
-launch and graphs stop paying, and the *saturation point*, from where more tokens only add latency. Two
+Two points of the token axis: the *inflection point*, from where launching eagerly is a small part of what the
+device needs and graphs stop paying, and the *saturation point*, from where more tokens only add latency. Two
 choices: the attention backend for each spec and class of shapes, the decoder's path for each token count.
 Decides and remembers; how to measure is handed in, so that no device is needed here.
 """
@@ -28,6 +28,9 @@ from rose_engine.layers.decoder import DecoderPlan
 log = logging.getLogger(__name__)
 
 SATURATED = 0.95  # of the best throughput
+# A launch holds the interpreter that also serves the wire, so it must be far below the device's time, not
+# just below it, before a graph brings nothing.
+LAUNCH_SHARE = 0.1
 # Whatever brings kernels, and ourselves.
 PACKAGES = ("bouquet", "triton", "fa3-fwd", "flash-attn-4", "flashinfer-python", "quack-kernels")
 PROBE_TOKENS = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384)
@@ -88,11 +91,14 @@ def _plan(values: Mapping[str, Any]) -> DecoderPlan:
     return DecoderPlan(tuple((int(bound), str(path)) for bound, path in values["up_to"]), values["above"])
 
 
-def inflection_point(samples: Samples) -> int:
-    """The fewest tokens from which on the device takes longer than the launch; the most measured if none."""
-    reached = max(samples)
+def inflection_point(samples: Samples, max_tokens: int) -> int:
+    """The fewest tokens from which on an eager launch takes at most `LAUNCH_SHARE` of the device's time.
+
+    `max_tokens`, the largest batch, if that holds nowhere among the samples.
+    """
+    reached = max_tokens
     for tokens in sorted(samples, reverse=True):
-        if samples[tokens].device_seconds < samples[tokens].launch_seconds:
+        if samples[tokens].device_seconds * LAUNCH_SHARE < samples[tokens].launch_seconds:
             break
         reached = tokens
     return reached

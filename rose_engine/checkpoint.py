@@ -129,6 +129,24 @@ def load_weights(
             part.fill_buffers(device)
 
 
+def read_rows(folder: Path, tensor_names: Sequence[str], rows: Sequence[int]) -> Tensor:
+    """Some `rows` of the first of these matrices that the folder's weights hold, in this order: `[n, width]`.
+
+    Raises `CheckpointError` when there is none of them, or no such row.
+    """
+    stored = {tensor.name: tensor for tensor in _stored_tensors(weight_files(folder))}
+    tensor = next((stored[name] for name in tensor_names if name in stored), None)
+    if tensor is None:
+        raise CheckpointError(f"{folder}: {' or '.join(tensor_names)} is missing")
+    if outside := [row for row in rows if not 0 <= row < tensor.shape[0]]:
+        raise CheckpointError(
+            f"{folder}: {tensor.name} has {tensor.shape[0]} rows, none numbered {outside[0]}"
+        )
+    with _opened(tensor.file) as opened:
+        matrix = opened.get_slice(tensor.name)
+        return torch.cat([matrix[row : row + 1] for row in rows])
+
+
 def _match(
     folder: Path, shapes: Mapping[str, tuple[int, ...]], rules: WeightRules
 ) -> dict[str, list[StoredTensor]]:

@@ -18,7 +18,11 @@ from rose_engine.errors import EngineConfigError
 
 logger = logging.getLogger(__name__)
 
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,  # families whose activations leave its range refuse it
+}
 _AUTO_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 
 # A CPU is busy with a few hundred tokens already: more of them in a batch only make all wait for the last.
@@ -32,8 +36,9 @@ class EngineConfig:
     """What to serve and how; "auto" and `None` leave the choice to the engine."""
 
     model: Path  # a folder
+    task: str = "auto"  # embed, score; auto: what the model's files say
     device: str = "auto"  # cpu, cuda, cuda:0 ...
-    dtype: str = "auto"  # of weights and computation: float32, bfloat16
+    dtype: str = "auto"  # of weights and computation: float32, bfloat16, float16
     attention: str = "auto"  # name of a backend
     max_batch_tokens: int | None = None
     max_batch_sequences: int | None = None
@@ -108,6 +113,8 @@ def _resolve_dtype(name: str, device: torch.device) -> torch.dtype:
         name = _AUTO_DTYPES[device.type]
     if name not in DTYPES:
         raise EngineConfigError(f"dtype {name!r} is unknown; known are auto, {', '.join(DTYPES)}")
+    if name == "float16" and device.type == "cpu":
+        raise EngineConfigError("dtype 'float16' is for CUDA devices; use float32 or bfloat16 on the CPU")
     return DTYPES[name]
 
 

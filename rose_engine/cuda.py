@@ -6,9 +6,9 @@ Knows nothing of models or batches.
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +29,20 @@ class CudaDevice:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
         self._blocking_sync = blocking_sync
+        self._threads = threading.local()
 
-    def stream(self) -> AbstractContextManager[object]:
-        """Make the engine's stream, and its device, current in this thread."""
-        return torch.cuda.stream(self._stream)
+    def enter_stream(self) -> None:
+        """Make the engine's stream, and its device, current in this thread, and leave them so.
+
+        A context manager that restores what was current costs more than all of a hot step's copies.
+        """
+        if not getattr(self._threads, "entered", False):
+            torch.cuda.set_stream(self._stream)
+            self._threads.entered = True
 
     def empty(self, size: int, dtype: torch.dtype) -> Tensor:
         """Device memory `[size]` that outlives every graph."""
-        with self.stream():
+        with torch.cuda.stream(self._stream):
             return torch.empty(size, dtype=dtype, device=self.device)
 
     def page_locked(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -32,6 +32,7 @@ from rose_engine.cuda_timing import CudaTimer
 from rose_engine.errors import EngineConfigError
 from rose_engine.graphs import Buckets, Forward
 from rose_engine.layers.decoder import PATHS, DecoderPlan, DecoderStack
+from rose_engine.layers.fused_build import GemmBuilds
 from rose_engine.models.base import Model
 from rose_engine.runner import AsyncRunner, RunnerOptions
 from rose_engine.staging import DeviceBatch, StagedBatch
@@ -122,10 +123,18 @@ class Calibrator:
         key = self._key()
         if (known := self._cache.find(key)) is not None and (attention := self._adopt(known)) is not None:
             return known, attention
+        builds = self._start_builds()
         attention = self._choose_attention()
-        calibration = self._measure(attention)
+        calibration = self._measure(attention, builds)
         self._cache.store(key, calibration)
         return calibration, attention
+
+    def _start_builds(self) -> GemmBuilds | None:
+        """Compile what the decoder's fused path needs in the background, if there is such a path here."""
+        stack = decoder_of(self._model)
+        if stack is None or self._settings.dtype is not torch.bfloat16:
+            return None
+        return GemmBuilds(stack.shape, self._settings.device)
 
     def _key(self) -> str:
         settings, facts = self._settings, self._model.facts
@@ -158,20 +167,26 @@ class Calibrator:
             ),
         )
 
-    def _measure(self, attention: Attention) -> Calibration:
-        plan = self._choose_plan(attention)
+    def _measure(self, attention: Attention, builds: GemmBuilds | None) -> Calibration:
+        plan = self._choose_plan(attention, builds)
         counts = self._settings.max_batch_tokens, self._model.facts.max_length
         samples = sample(lambda lengths: self._time(attention, lengths), *counts)
         log_samples(samples)
-        return Calibration(inflection_point(samples), saturation_point(samples), attention.choices, plan)
+        inflection = inflection_point(samples, self._settings.max_batch_tokens)
+        return Calibration(inflection, saturation_point(samples), attention.choices, plan)
 
-    def _choose_plan(self, attention: Attention) -> DecoderPlan | None:
-        """Time every path of the decoder that can be had, and adopt the plan of the fastest."""
+    def _choose_plan(self, attention: Attention, builds: GemmBuilds | None) -> DecoderPlan | None:
+        """Time every path of the decoder that can be had, and adopt the plan of the fastest.
+
+        The fused path comes last (see `PATHS`), when its GEMMs have had the time to be compiled.
+        """
         if (stack := decoder_of(self._model)) is None:
             return None
         counts = [tokens for tokens in PLAN_TOKENS if tokens <= self._settings.max_batch_tokens]
         seconds: dict[int, dict[str, float]] = {tokens: {} for tokens in counts}
         for name in filter(partial(_available, stack), PATHS):
+            if name == "fused" and builds is not None:
+                builds.wait()
             try:
                 times = {tokens: self._time_path(name, attention, tokens) for tokens in counts}
             except Exception as error:  # noqa: BLE001  a path whose kernels do not compile is out, no more

@@ -16,7 +16,9 @@ class ModelDescription:
     model_id: str  # the folder's name
     task: str  # "embed" or "score"
     dimensions: int  # D: values of one row
-    row_dtype: str  # numpy's name: "float32", "int8"
+    # numpy's name: "float32", or "int8": then a row is D codes and, behind them, ceil(D / 8) bytes that hold
+    # the sign bits of the values before rounding (1 = not negative), the first in the most significant bit.
+    row_dtype: str
     pooling: str  # "mean", "cls", "lasttoken" ..., joined by "+" where concatenated
     normalized: bool  # whether rows have unit length
     dtype: str  # of weights and computation

@@ -65,7 +65,7 @@ class Engine:
 
         Raises `CheckpointError` (the folder) or `EngineConfigError` (a setting); both name what is wrong.
         """
-        source = ModelSource.read(config.model)
+        source = ModelSource.read(config.model, config.task)
         settings = resolve(config, source.max_length, source.facts.attention_specs)
         model = source.load(settings.dtype, settings.device)
         description, limits = _describe(source, settings), _limits(source, settings)
@@ -104,9 +104,9 @@ def _describe(source: ModelSource, settings: ResolvedConfig) -> ModelDescription
     dtype = str(settings.dtype).removeprefix("torch.")
     return ModelDescription(
         model_id=source.folder.resolve().name,
-        task="embed",
+        task=source.task,
         dimensions=source.dimensions,
-        row_dtype="float32",
+        row_dtype="int8" if source.chain.quantize else "float32",
         pooling="+".join(source.chain.pooling),
         normalized=source.chain.normalize,
         dtype=dtype,

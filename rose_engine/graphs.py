@@ -180,7 +180,8 @@ class GraphCache:
 
     def _capture(self, staged: StagedBatch) -> CapturedGraph | None:
         try:
-            graph = self.recorder.capture(lambda: self.forward(staged.inputs))
+            with torch.inference_mode():
+                graph = self.recorder.capture(lambda: self.forward(staged.inputs))
         except torch.OutOfMemoryError:
             log.warning("no memory to capture %s: dropping %d graphs", staged.shape, len(self._graphs))
             self.drop_all()

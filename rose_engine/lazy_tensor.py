@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = NDArray[Any]  # [B, D]; float32, or int8 codes where the model quantises
+Rows = NDArray[Any]  # [B, D] float32; where the model quantises, int8 with D codes and the packed sign bits
 
 
 class Completion(Protocol):
@@ -105,12 +105,13 @@ class LazyTensor:
         self._completion.add_done_callback(lambda: callback(self))
 
 
-def finite_rows(rows_BD: Rows) -> NDArray[np.bool_]:
-    """Which rows hold an answer, `[B]`.
+def finite_rows(rows: Rows, dimensions: int) -> NDArray[np.bool_]:
+    """Which rows hold an answer, `[B]`; of each only its `dimensions` values count, not the bits behind them.
 
     A float row is none when any value is infinite or not a number. An int8 row is none when it holds
     -128, which no quantiser emits and which heads write where their input was not finite.
     """
-    good_BD = np.not_equal(rows_BD, -128) if rows_BD.dtype == np.int8 else np.isfinite(rows_BD)
+    values_BD = rows[:, :dimensions]
+    good_BD = np.not_equal(values_BD, -128) if rows.dtype == np.int8 else np.isfinite(values_BD)
     good_B: NDArray[np.bool_] = np.logical_and.reduce(good_BD, axis=1)
     return good_B

@@ -28,8 +28,11 @@ _LENGTH_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_QUANTIZER = (
+    "FlexibleQuantizer"  # code that pplx-embed repositories carry; ours is built in, theirs never runs
+)
 # The order that the classes of a chain may come in; only Dense may come more than once.
-_CLASS_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+_CLASS_ORDER = ("Transformer", "Pooling", "Dense", "Normalize", _QUANTIZER)
 _SENTENCE_EMBEDDING = "sentence_embedding"
 # Above this a tokenizer's `model_max_length` is a placeholder for "unknown".
 _MEANINGLESS_LENGTH = 1e9
@@ -49,11 +52,12 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModuleChain:
-    """Pooling, Dense modules and normalisation of an embedding model."""
+    """Pooling, Dense modules, and normalisation or quantisation of an embedding model."""
 
     pooling: tuple[str, ...]  # of POOLING_MODES; several are concatenated
     dense: tuple[DenseSpec, ...] = ()
     normalize: bool = False
+    quantize: bool = False  # to int8 codes and sign bits, from values that are not normalised
 
     @classmethod
     def read(cls, folder: Path, config: SettingsFile) -> ModuleChain:
@@ -63,11 +67,12 @@ class ModuleChain:
         """
         if not (folder / "modules.json").is_file():
             return cls(pooling=(_default_pooling(config),))
-        modules = _read_modules(folder)
+        modules = read_modules(folder)
         _check_order([kind for kind, _ in modules], folder)
         (pooling,) = (_read_pooling(path) for kind, path in modules if kind == "Pooling")
         dense = tuple(_read_dense(path) for kind, path in modules if kind == "Dense")
-        return cls(pooling, dense, normalize=any(kind == "Normalize" for kind, _ in modules))
+        kinds = {kind for kind, _ in modules}
+        return cls(pooling, dense, normalize="Normalize" in kinds, quantize=_QUANTIZER in kinds)
 
     def dimensions(self, hidden_size: int) -> int:
         """D, the width of a row. Raises `CheckpointError` where one module's width is not the next one's."""
@@ -83,7 +88,8 @@ class ModuleChain:
     def facts(self) -> tuple[str, ...]:
         """What tells this chain from others with the same weights, for a fingerprint."""
         dense = (f"dense {d.in_features} {d.out_features} {d.activation} {d.residual}" for d in self.dense)
-        return ("+".join(self.pooling), *dense, f"normalize {self.normalize}")
+        quantize = ("quantize",) if self.quantize else ()
+        return ("+".join(self.pooling), *dense, f"normalize {self.normalize}", *quantize)
 
 
 def max_length(folder: Path, num_positions: int) -> int:
@@ -115,7 +121,7 @@ def _default_pooling(config: SettingsFile) -> str:
     return "lasttoken" if causal else "mean"
 
 
-def _read_modules(folder: Path) -> list[tuple[str, Path]]:
+def read_modules(folder: Path) -> list[tuple[str, Path]]:
     """Class name and folder of each module, in order."""
     file = folder / "modules.json"
     entries = read_json(file)
@@ -137,7 +143,8 @@ def _check_order(kinds: list[str], folder: Path) -> None:
             )
     in_order = kinds == sorted(kinds, key=_CLASS_ORDER.index)
     counts = {kind: kinds.count(kind) for kind in _CLASS_ORDER}
-    if not in_order or counts["Transformer"] != 1 or counts["Pooling"] != 1 or counts["Normalize"] > 1:
+    one_of_each = counts["Transformer"] == counts["Pooling"] == 1
+    if not in_order or not one_of_each or counts["Normalize"] + counts[_QUANTIZER] > 1:
         raise CheckpointError(f"{folder}: modules.json chains {' -> '.join(kinds)}, which is not supported")
 
 

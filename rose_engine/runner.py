@@ -128,19 +128,20 @@ class AsyncRunner:
 
     def _launch(self, batch: Batch) -> Arrival:
         shape = self._buckets.shape(batch.layout)
-        with self._device.stream(), torch.inference_mode():
-            staged = self._stager.upload(batch, shape)
-            try:
-                self._plan(staged)
-                run = self._graphs.find(staged) or self._eager
-                return self._stager.download(staged, run(staged))
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # on a lost device even recording an event fails
-                    self._stager.abandon(staged)
-                raise
+        self._device.enter_stream()
+        staged = self._stager.upload(batch, shape)
+        try:
+            self._plan(staged)
+            run = self._graphs.find(staged) or self._eager
+            return self._stager.download(staged, run(staged))
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # on a lost device even recording an event fails
+                self._stager.abandon(staged)
+            raise
 
     def _eager(self, staged: StagedBatch) -> Tensor:
-        rows_BD = self._forward(staged.eager_inputs())
+        with torch.inference_mode():
+            rows_BD = self._forward(staged.eager_inputs())
         self._graphs.ran_eagerly(staged.shape)
         return rows_BD
 

@@ -9,7 +9,6 @@ Knows nothing of models, graphs or attention, and of the device only what `Devic
 from __future__ import annotations
 
 import dataclasses
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,8 +67,8 @@ class StagedBatch:
 class Device(Protocol):
     """What staging asks of a device; a test supplies its own."""
 
-    def stream(self) -> AbstractContextManager[object]:
-        """Make the engine's stream the current one."""
+    def enter_stream(self) -> None:
+        """Make the engine's stream the current one of this thread, for good."""
         ...
 
     def empty(self, size: int, dtype: torch.dtype) -> Tensor:
@@ -94,10 +93,12 @@ class Slot:
 
     def __init__(self, device: Device, num_inputs: int) -> None:
         self._device = device
-        self.inputs = device.page_locked((num_inputs,), torch.int32)
-        self.array: Int32Array = self.inputs.numpy()
+        self._inputs = device.page_locked((num_inputs,), torch.int32)
+        self.array: Int32Array = self._inputs.numpy()
+        self._inputs_of: dict[int, Tensor] = {}
         self._rows: Tensor | None = None
         self._rows_array: Rows | None = None
+        self._rows_of: dict[int, Tensor] = {}
         self.arrival: Arrival | None = None
 
     def free(self) -> None:
@@ -106,14 +107,23 @@ class Slot:
             self.arrival.settle()
             self.arrival = None
 
+    def inputs(self, size: int) -> Tensor:
+        """The first `size` input values, as a tensor made once: views are a good part of a hot step."""
+        if (view := self._inputs_of.get(size)) is None:
+            view = self._inputs_of[size] = self._inputs[:size]
+        return view
+
     def rows_like(self, rows_BD: Tensor, max_sequences: int) -> tuple[Tensor, Rows]:
-        """The buffer for rows of this width and dtype, `[max_sequences, D]`, as a tensor and as an array."""
-        wanted = (max_sequences, *rows_BD.shape[1:])
-        if self._rows is None or self._rows.shape != wanted or self._rows.dtype != rows_BD.dtype:
-            self._rows = self._device.page_locked(wanted, rows_BD.dtype)
+        """Room for rows of this shape and dtype, as a tensor `[B, D]` and as an array with room to spare."""
+        num_rows, *width = rows_BD.shape
+        if self._rows is None or list(self._rows.shape[1:]) != width or self._rows.dtype != rows_BD.dtype:
+            self._rows = self._device.page_locked((max_sequences, *width), rows_BD.dtype)
             self._rows_array = self._rows.numpy()
+            self._rows_of.clear()
+        if (view := self._rows_of.get(num_rows)) is None:
+            view = self._rows_of[num_rows] = self._rows[:num_rows]
         assert self._rows_array is not None
-        return self._rows, self._rows_array
+        return view, self._rows_array
 
 
 class Stager:
@@ -131,6 +141,7 @@ class Stager:
         self._slots = [Slot(device, size) for _ in range(slots)]
         self._next = 0
         self._views: dict[PaddedShape, DeviceBatch] = {}
+        self._prefixes: dict[int, Tensor] = {}
         self._watcher = EventWatcher()
 
     def upload(self, batch: Batch, shape: PaddedShape) -> StagedBatch:
@@ -143,7 +154,7 @@ class Stager:
         self._next = (self._next + 1) % len(self._slots)
         slot.free()
         size = self._fill(slot.array, batch, shape)
-        self._device_inputs[:size].copy_(slot.inputs[:size], non_blocking=True)
+        self._device_inputs_of(size).copy_(slot.inputs(size), non_blocking=True)
         return StagedBatch(self.inputs(shape), shape, batch.layout, slot, size)
 
     def inputs(self, shape: PaddedShape) -> DeviceBatch:
@@ -155,11 +166,10 @@ class Stager:
         return views
 
     def download(self, staged: StagedBatch, rows_BD: Tensor) -> Arrival:
-        """Queue the copy of the real rows to the host and mark its end."""
-        num_rows = staged.layout.num_sequences
+        """Queue the copy of all rows, the spare ones too, to the host and mark its end."""
         target, array = staged.slot.rows_like(rows_BD, self._max_sequences)
-        target[:num_rows].copy_(rows_BD[:num_rows], non_blocking=True)
-        arrival = Arrival(self._device.record(), array[:num_rows], self._watcher)
+        target.copy_(rows_BD, non_blocking=True)
+        arrival = Arrival(self._device.record(), array[: staged.layout.num_sequences], self._watcher)
         staged.slot.arrival = arrival
         return arrival
 
@@ -172,6 +182,11 @@ class Stager:
         for slot in self._slots:
             slot.free()
         self._watcher.close()
+
+    def _device_inputs_of(self, size: int) -> Tensor:
+        if (prefix := self._prefixes.get(size)) is None:
+            prefix = self._prefixes[size] = self._device_inputs[:size]
+        return prefix
 
     def _fill(self, host: Int32Array, batch: Batch, shape: PaddedShape) -> int:
         """Pack a batch into `host`; returns the int32 values used."""

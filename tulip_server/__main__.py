@@ -42,6 +42,7 @@ def _serve(config: ServerConfig) -> None:
 
     engine_config = EngineConfig(
         model=config.model,
+        task=config.task,
         device=config.device,
         dtype=config.dtype,
         attention=config.attention,

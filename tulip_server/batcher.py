@@ -51,7 +51,7 @@ class BatchBudget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkResult:
-    """A chunk's rows `[B, D]`, in its own order, and where its time went."""
+    """A chunk's rows `[B, ...]` as the engine made them, in its own order, and where its time went."""
 
     rows_BD: NDArray[Any]
     queue_seconds: float  # from arrival to the dispatch of the last sequence

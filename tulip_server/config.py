@@ -25,12 +25,14 @@ class ServerConfig:
 
     model: Path
     model_id: str | None = None
+    task: str = "auto"
     host: str = "127.0.0.1"
     port: int = 50051
     ready_file: Path | None = None
     device: str = "auto"
     dtype: str = "auto"
     attention: str = "auto"
+    allow_reference_gap: bool = False
     threads: int | None = None
     max_batch_tokens: int | None = None
     max_batch_sequences: int | None = None
@@ -95,6 +97,12 @@ def _add_model_flags(parser: _Parser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", type=Path, required=True, metavar="PATH", help="the model's folder")
     group.add_argument("--model-id", metavar="NAME", help="the name it is served under (the folder's name)")
+    group.add_argument("--task", metavar="NAME", help="embed or score (auto: what the model's files say)")
+    group.add_argument(
+        "--allow-reference-gap",
+        action="store_true",
+        help="serve even if vectors are far from those of the model's reference file",
+    )
 
 
 def _add_listening_flags(parser: _Parser) -> None:

@@ -2,7 +2,7 @@
 
 TulipError
 ├── ConfigError             a flag or environment key that cannot be honoured
-├── StartupError            a port or file that stops the server from starting
+├── StartupError            a port, a file or a failed self-test that stops the server from starting
 └── ChunkError              why a chunk has no rows; its neighbours are not affected
     ├── BadChunk            the message is at fault: nothing of it was queued
     ├── Overloaded          the queue is full: nothing of it was queued
@@ -28,7 +28,7 @@ class ConfigError(TulipError):
 
 
 class StartupError(TulipError):
-    """A port or file that stops the server from starting; the message names it."""
+    """A port, a file or a failed self-test that stops the server from starting; the message names it."""
 
 
 class ChunkError(TulipError):

@@ -1,7 +1,8 @@
 """The loop between queue and engine: pop, step, await the rows, deliver.
 
 Up to `depth` batches are with the engine at once, so that one is prepared while another runs. Knows nothing
-of the wire, and of the engine only `step`, `would_block` and the `LazyTensor` that comes back.
+of the wire, and of the engine only `step`, `would_block`, how many values a row has, and the `LazyTensor`
+that comes back.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from rose_engine.batch import Batch
+from rose_engine.description import ModelDescription
 from rose_engine.errors import DeviceLost, StepError
 from rose_engine.lazy_tensor import LazyTensor, finite_rows
 from tulip_server import metrics
@@ -30,6 +32,11 @@ log = logging.getLogger(__name__)
 
 class StepEngine(Protocol):
     """The part of `rose_engine.engine.Engine` that the runner needs."""
+
+    @property
+    def description(self) -> ModelDescription:
+        """The loaded model."""
+        ...
 
     def step(self, batch: Batch) -> LazyTensor:
         """Launch `batch`; hand back its rows `[B, D]` without waiting for them."""
@@ -175,12 +182,12 @@ class Runner:
             assert len(rows_BD) == len(flight.batch), (
                 "not a row for each sequence: this is a bug of the engine"
             )
+            good_B = finite_rows(rows_BD, self._engine.description.dimensions)
         except Exception as error:
             self._fail(flight.batch, error)
             if _ends_the_loop(error):
                 raise
             return
-        good_B = finite_rows(rows_BD)
         now = self._batcher.now()
         for chunk, run in _runs(flight.batch):
             first = flight.batch[run.start].position

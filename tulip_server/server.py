@@ -26,15 +26,14 @@ from protos import codec
 from protos.fingerprint import tokenizer_hash
 from protos.tulip.v1 import inference_pb2 as pb
 from protos.tulip.v1.inference_pb2_grpc import add_InferenceServicer_to_server
-from rose_engine.description import ModelDescription
-from rose_engine.limits import EngineLimits
 from tulip_server import metrics
 from tulip_server.batcher import BatchBudget, Batcher
 from tulip_server.config import ServerConfig
 from tulip_server.errors import StartupError
-from tulip_server.runner import Runner, StepEngine
+from tulip_server.runner import Runner
+from tulip_server.self_test import LoadedEngine, check_reference
 from tulip_server.service import InferenceService
-from tulip_server.wire import to_describe_reply
+from tulip_server.wire import RowFormat, to_describe_reply
 
 log = logging.getLogger(__name__)
 
@@ -56,18 +55,8 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-class ServableEngine(StepEngine, Protocol):
+class ServableEngine(LoadedEngine, Protocol):
     """What the server needs of `rose_engine.engine.Engine`."""
-
-    @property
-    def description(self) -> ModelDescription:
-        """The loaded model."""
-        ...
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Its bounds."""
-        ...
 
     def close(self) -> None:
         """Give everything back; no step follows."""
@@ -103,7 +92,8 @@ async def serve(config: ServerConfig, load_engine: Callable[[], ServableEngine])
     """Start, run until a signal, drain.
 
     The port is taken before the engine loads, so that one in use is known at once; calls are answered after.
-    Raises `StartupError`, what `load_engine` raises, and `DeviceLost` when the device goes.
+    Raises `StartupError`, also for an engine that fails the model's self-test, what `load_engine` raises, and
+    `DeviceLost` when the device goes.
     """
     listener = Listener.bind(config.host, config.port)
     with (
@@ -111,7 +101,8 @@ async def serve(config: ServerConfig, load_engine: Callable[[], ServableEngine])
         closing(load_engine()) as engine,
         stop_signals() as stop,
     ):
-        server = Server(engine, config, listener)
+        reference_cosine = check_reference(engine, config)
+        server = Server(engine, config, listener, reference_cosine)
         await server.start()
         with ready_file(config.ready_file, {"port": listener.port, "metrics_port": metrics_port}):
             await server.run(stop)
@@ -119,16 +110,26 @@ async def serve(config: ServerConfig, load_engine: Callable[[], ServableEngine])
 
 
 class Server:
-    """A loaded engine behind a listener: `start`, `run`, `drain`, once and in this order."""
+    """A loaded engine behind a listener: `start`, `run`, `drain`, once and in this order.
 
-    def __init__(self, engine: ServableEngine, config: ServerConfig, listener: Listener) -> None:
+    `reference_cosine` is the outcome of the self-test, where there was one.
+    """
+
+    def __init__(
+        self,
+        engine: ServableEngine,
+        config: ServerConfig,
+        listener: Listener,
+        reference_cosine: float | None = None,
+    ) -> None:
         limits = engine.limits
         max_waiting_tokens = config.max_waiting_tokens or _WAITING_BATCHES * limits.max_batch_tokens
-        description = _describe(engine, config.model_id, max_waiting_tokens)
+        description = _describe(engine, config.model_id, max_waiting_tokens, reference_cosine)
         budget = BatchBudget(limits.max_batch_tokens, limits.max_batch_sequences)
         self._batcher = Batcher(budget, max_waiting_tokens)
         self._runner = Runner(engine, self._batcher, config.depth)
-        self._service = InferenceService(self._batcher, limits, description)
+        row_format = RowFormat.of(engine.description)
+        self._service = InferenceService(self._batcher, limits, row_format, description)
         self._health = health.aio.HealthServicer()
         self._listener = listener
         self._drain_seconds = config.drain_seconds
@@ -224,7 +225,9 @@ def _metrics_port(config: ServerConfig) -> Iterator[int | None]:
         yield port
 
 
-def _describe(engine: ServableEngine, model_id: str | None, max_waiting_tokens: int) -> pb.DescribeReply:
+def _describe(
+    engine: ServableEngine, model_id: str | None, max_waiting_tokens: int, reference_cosine: float | None
+) -> pb.DescribeReply:
     """What `Describe` answers. Raises `StartupError` for a tokenizer file that is none."""
     tokenizer_file = engine.description.tokenizer_file
     try:
@@ -237,6 +240,7 @@ def _describe(engine: ServableEngine, model_id: str | None, max_waiting_tokens: 
         model_id=model_id or engine.description.model_id,
         max_waiting_tokens=max_waiting_tokens,
         tokenizer_hash=fingerprint,
+        reference_cosine=reference_cosine,
     )
 
 

@@ -28,7 +28,7 @@ from tulip_server.errors import (
     ShuttingDown,
     StepFailed,
 )
-from tulip_server.wire import timeout_seconds, to_reply, to_sequences
+from tulip_server.wire import RowFormat, timeout_seconds, to_reply, to_sequences
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -51,7 +51,14 @@ _MAX_UNSENT_REPLIES = 1024
 class InferenceService(InferenceServicer):
     """`tulip.v1.Inference` over one batcher."""
 
-    def __init__(self, batcher: Batcher, limits: EngineLimits, description: pb.DescribeReply) -> None:
+    def __init__(
+        self,
+        batcher: Batcher,
+        limits: EngineLimits,
+        row_format: RowFormat,
+        description: pb.DescribeReply,
+    ) -> None:
+        self.row_format = row_format
         self._batcher = batcher
         self._limits = limits
         self._description = description
@@ -61,7 +68,7 @@ class InferenceService(InferenceServicer):
         """One chunk. Ends with the status of what went wrong; a client that leaves cancels its chunk."""
         try:
             chunk = self.submit(request)
-            return to_reply(await self._result(chunk))
+            return to_reply(await self._result(chunk), self.row_format, request.output)
         except ChunkError as error:
             metrics.chunk_failed(error.outcome)
             await context.abort(_STATUS[type(error)], str(error), _sequence_metadata(error))
@@ -92,6 +99,7 @@ class InferenceService(InferenceServicer):
 
     def submit(self, request: pb.InferRequest) -> PendingChunk:
         """Queue a chunk. Raises `BadChunk`, `Overloaded` or `ShuttingDown`, and then nothing was queued."""
+        self.row_format.check(request.output)
         return self._batcher.submit(to_sequences(request, self._limits), timeout_seconds(request))
 
     def cancel(self, chunk: PendingChunk) -> None:
@@ -168,7 +176,7 @@ class _Stream:
             self._fail(correlation_id, error)
             return
         self._in_flight[correlation_id] = chunk
-        chunk.future.add_done_callback(partial(self._answer, correlation_id, chunk))
+        chunk.future.add_done_callback(partial(self._answer, correlation_id, chunk, request.output))
 
     def _cancel(self, correlation_id: int) -> None:
         # An id that is not there was answered while the cancel was on its way.
@@ -176,7 +184,13 @@ class _Stream:
             self._service.cancel(chunk)
             self._end_after_last()
 
-    def _answer(self, correlation_id: int, chunk: PendingChunk, future: asyncio.Future[ChunkResult]) -> None:
+    def _answer(
+        self,
+        correlation_id: int,
+        chunk: PendingChunk,
+        output: pb.Output,
+        future: asyncio.Future[ChunkResult],
+    ) -> None:
         # The client may have cancelled this chunk and given its id to another one.
         if self._in_flight.get(correlation_id) is not chunk:
             return
@@ -185,7 +199,8 @@ class _Stream:
         if error is None:
             result = future.result()
             metrics.chunk_answered(result.queue_seconds, result.compute_seconds)
-            self._replies.put_nowait(pb.StreamReply(correlation_id=correlation_id, reply=to_reply(result)))
+            reply = to_reply(result, self._service.row_format, output)
+            self._replies.put_nowait(pb.StreamReply(correlation_id=correlation_id, reply=reply))
         else:
             assert isinstance(error, ChunkError)
             self._fail(correlation_id, error)

@@ -5,11 +5,13 @@ Knows the byte layout only through `protos.codec`, and nothing of queues or conn
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from protos import codec
+from protos import __version__, codec
 from protos.tulip.v1 import inference_pb2 as pb
 from rose_engine.batch import Int32Array, Sequence
 from rose_engine.description import ModelDescription
@@ -38,13 +40,43 @@ def to_sequences(request: pb.InferRequest, limits: EngineLimits) -> tuple[Sequen
     return sequences
 
 
-def to_reply(result: ChunkResult) -> pb.InferReply:
-    """Rows and timings as they travel."""
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """What an engine's rows hold, and how what a request asks for is cut out of them."""
+
+    dimensions: int  # D
+    quantized: bool  # int8 rows: D codes, then the packed bits
+
+    @classmethod
+    def of(cls, description: ModelDescription) -> RowFormat:
+        """The format of the rows of the model that is described."""
+        return cls(description.dimensions, quantized=description.row_dtype == "int8")
+
+    @property
+    def outputs(self) -> tuple[pb.Output, ...]:
+        """What a request may ask for."""
+        return (pb.OUTPUT_OWN, pb.OUTPUT_INT8, pb.OUTPUT_BITS) if self.quantized else (pb.OUTPUT_OWN,)
+
+    def check(self, output: pb.Output) -> None:
+        """Raise `BadChunk` for an output that this model does not have."""
+        if output not in self.outputs:
+            names = ", ".join(pb.Output.Name(known) for known in self.outputs)
+            raise BadChunk("output", f"{output} is none of this model's outputs, {names}")
+
+    def cut(self, rows: NDArray[Any], output: pb.Output) -> NDArray[Any]:
+        """The part of each row that was asked for: values `[B, D]`, or uint8 `[B, ceil(D / 8)]` for bits."""
+        bits = rows[:, self.dimensions :]
+        return bits.view(np.uint8) if output == pb.OUTPUT_BITS else rows[:, : self.dimensions]
+
+
+def to_reply(result: ChunkResult, row_format: RowFormat, output: pb.Output = pb.OUTPUT_OWN) -> pb.InferReply:
+    """The rows that were asked for, and the timings, as they travel."""
     timings = pb.Timings(
         queue_us=round(result.queue_seconds * _MICROSECONDS),
         compute_us=round(result.compute_seconds * _MICROSECONDS),
     )
-    return pb.InferReply(rows=codec.encode_tensor(result.rows_BD), timings=timings)
+    rows = row_format.cut(result.rows_BD, output)
+    return pb.InferReply(rows=codec.encode_tensor(rows), timings=timings)
 
 
 def to_describe_reply(
@@ -54,11 +86,16 @@ def to_describe_reply(
     model_id: str,
     max_waiting_tokens: int,
     tokenizer_hash: str,
+    reference_cosine: float | None,
 ) -> pb.DescribeReply:
-    """What a replica says about itself; `tokenizer_hash` is empty where the model has no tokenizer file."""
+    """What a replica says about itself.
+
+    `tokenizer_hash` is empty where the model has no tokenizer file; `reference_cosine` is `None` where it has
+    no reference file.
+    """
     return pb.DescribeReply(
         model_id=model_id,
-        server_version=version("bouquet"),
+        server_version=__version__,
         task=_TASKS[description.task],
         dimensions=description.dimensions,
         row_dtype=codec.dtype_code(np.dtype(description.row_dtype)),
@@ -75,6 +112,8 @@ def to_describe_reply(
         attention_backend=description.attention_backend,
         tokenizer_hash=tokenizer_hash,
         weights_hash=description.weights_hash,
+        outputs=RowFormat.of(description).outputs,
+        reference_cosine=reference_cosine,
     )
 
 

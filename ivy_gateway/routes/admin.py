@@ -21,6 +21,7 @@ router = APIRouter(route_class=TeiRoute, tags=["Server"])
 models_router = APIRouter(route_class=OpenAiRoute, tags=["Server"])
 
 _STARTED = int(time.time())
+_OUTPUT_NAMES = {pb.OUTPUT_OWN: "own", pb.OUTPUT_INT8: "int8", pb.OUTPUT_BITS: "bits"}
 _TEI_POOLINGS = {"lasttoken": "last_token"}
 
 
@@ -123,6 +124,8 @@ def _extras(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "embedding_space": pipeline.embedding_space,
         "dimensions": served.dimensions,
+        "outputs": [_OUTPUT_NAMES[output] for output in served.outputs] if embeds else None,
+        "reference_cosine": served.reference_cosine if served.HasField("reference_cosine") else None,
         "pooling": served.pooling if embeds else None,
         "pooling_source": "the model's own files, read by the inference server" if embeds else None,
         "normalize_default": True if embeds else None,

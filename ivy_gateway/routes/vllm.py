@@ -53,6 +53,7 @@ _DOCUMENTATION = documented(
         "raw_scores": "true: logits; use_activation: false says the same",
         "truncate, truncate_prompt_tokens, truncation_side": "as on /v1/embeddings",
         "max_tokens_per_query": "cut queries to this many tokens; 0 = off",
+        "instruction": "what a language model is told to look for; default: the server's",
     },
 )
 
@@ -84,12 +85,13 @@ def to_job(fields: Fields, pipeline: Pipeline) -> ScoreJob:
         truncation=read_truncation(fields, "truncation_side"),
         raw_scores=fields.boolean("raw_scores") is True or fields.boolean("use_activation") is False,
         max_tokens_per_query=fields.integer("max_tokens_per_query", minimum=0) or None,
+        instruction=fields.text("instruction") or None,
     )
 
 
 def refuse_unsupported(fields: Fields) -> None:
     """Raise `InvalidValue` for known extras with a value that would change scores and is not honoured."""
-    for name in ("max_tokens_per_doc", "instruction", "chat_template_kwargs", "chat_template"):
+    for name in ("max_tokens_per_doc", "chat_template_kwargs", "chat_template"):
         if fields.get(name):
             raise InvalidValue(f"`{name}` is not supported with this model", name)
 

@@ -1,4 +1,6 @@
-"""The embedding head: pooling, Dense modules, normalisation; float32 throughout, whatever the trunk is.
+"""The embedding head: pooling, Dense modules, then normalisation or quantisation.
+
+float32 up to the last step, whatever the trunk is.
 
 Shapes: T packed tokens, B sequences, D width.
 """
@@ -12,6 +14,9 @@ from torch import Tensor, nn
 from rose_engine.attention.base import RaggedLayout
 from rose_engine.checkpoint import WeightRules, load_weights
 from rose_engine.heads.pooling import pool
+from rose_engine.heads.quantizer import quantize
+from rose_engine.kernels.launch import runs_triton
+from rose_engine.kernels.pool_normalize import Pooling, pool_normalize
 from rose_engine.layers.activation import torch_activation
 from rose_engine.module_chain import DenseSpec, ModuleChain
 
@@ -39,6 +44,14 @@ def _residual(spec: DenseSpec) -> nn.Module | None:
     return nn.Linear(spec.in_features, spec.out_features, bias=False)
 
 
+# Chains of one pooling mode, and normalisation or not, that a device does in one launch.
+_KERNEL_POOLING: dict[tuple[str, ...], Pooling] = {
+    ("cls",): "first",
+    ("lasttoken",): "last",
+    ("mean",): "mean",
+}
+
+
 class EmbeddingHead(nn.Module):
     """What `ModuleChain` describes, with its weights."""
 
@@ -47,6 +60,9 @@ class EmbeddingHead(nn.Module):
         self.dense = nn.ModuleList(Dense(spec) for spec in chain.dense)
         self._pooling = chain.pooling
         self._normalize = chain.normalize
+        self._quantize = chain.quantize
+        plain = not chain.dense and not chain.quantize
+        self._one_launch = _KERNEL_POOLING.get(tuple(chain.pooling)) if plain else None
 
     @classmethod
     def load(cls, chain: ModuleChain, device: torch.device) -> EmbeddingHead:
@@ -58,8 +74,13 @@ class EmbeddingHead(nn.Module):
         return head
 
     def forward(self, hidden_TD: Tensor, layout: RaggedLayout) -> Tensor:
-        """Embeddings, float32 `[B, D]`."""
+        """Embeddings, float32 `[B, D]`; where the chain quantises, int8 `[B, row_width(D)]`."""
+        if self._one_launch is not None and runs_triton(hidden_TD):
+            bounds = layout.cu_lengths, layout.max_length
+            return pool_normalize(hidden_TD, *bounds, self._one_launch, unit_length=self._normalize)
         rows_BD = pool(self._pooling, hidden_TD, layout)
         for dense in self.dense:
             rows_BD = dense(rows_BD)
+        if self._quantize:
+            return quantize(rows_BD)
         return F.normalize(rows_BD, dim=1) if self._normalize else rows_BD

@@ -8,25 +8,16 @@ values. Knows nothing of pooling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from rose_engine.kernels.quantize_rows import quantize_rows
 
 
-@dataclass(frozen=True, slots=True)
-class TanhQuantizer:
-    """Float rows of D values to int8 rows of D codes and the packed bits."""
+def quantize(values_BD: Tensor) -> Tensor:
+    """int8 `[B, row_width(D)]` from float `[B, D]`; bits are taken before rounding."""
+    return quantize_rows(values_BD.float().contiguous())
 
-    dimensions: int  # D
 
-    @property
-    def row_width(self) -> int:
-        """Columns of a quantised row."""
-        return self.dimensions + -(-self.dimensions // 8)
-
-    def __call__(self, values_BD: Tensor) -> Tensor:
-        """int8 `[B, row_width]` from float `[B, D]`; bits are taken before rounding."""
-        assert values_BD.shape[1] == self.dimensions, "as many values as the head was made for"
-        return quantize_rows(values_BD.float().contiguous())
+def row_width(dimensions: int) -> int:
+    """Columns of a quantised row of `dimensions` values: the codes, then the bytes of the packed bits."""
+    return dimensions + -(-dimensions // 8)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -33,15 +34,17 @@ StartGateway = Callable[..., contextlib.AbstractAsyncContextManager[Gateway]]
 @pytest.fixture(scope="session")
 def start_gateway(minilm) -> StartGateway:
     """A context manager: `start_gateway(*tulips, **settings)`; one default tulip when none is given."""
-    ours = tokenizer_hash(minilm / "tokenizer.json")
 
     @contextlib.asynccontextmanager
-    async def start(*tulips: FakeTulip, wait: bool = True, **settings) -> AsyncIterator[Gateway]:
+    async def start(
+        *tulips: FakeTulip, wait: bool = True, model: Path = minilm, **settings
+    ) -> AsyncIterator[Gateway]:
+        ours = tokenizer_hash(model / "tokenizer.json")
         for tulip in tulips or (tulips := (FakeTulip(),)):
             tulip.description.tokenizer_hash = tulip.description.tokenizer_hash or ours
         async with serving(*tulips):
             config = GatewayConfig(
-                model=minilm, name="minilm", replicas=tuple(t.address for t in tulips), **settings
+                model=model, name="minilm", replicas=tuple(t.address for t in tulips), **settings
             )
             app = create_app(config)
             async with app.router.lifespan_context(app):

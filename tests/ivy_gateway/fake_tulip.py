@@ -25,6 +25,16 @@ def embedding_row(token_ids: np.ndarray) -> np.ndarray:
     return np.cos(angles).sum(axis=0).astype(np.float32)
 
 
+def quantized_row(token_ids: np.ndarray) -> np.ndarray:
+    """What a model that quantises gives for the same ids: int8 codes [DIMENSIONS]."""
+    return np.round(127 * np.tanh(embedding_row(token_ids))).astype(np.int8)
+
+
+def sign_bits(token_ids: np.ndarray) -> np.ndarray:
+    """The signs of `embedding_row`, packed: uint8 [DIMENSIONS / 8]."""
+    return np.packbits(embedding_row(token_ids) >= 0)
+
+
 def score_row(token_ids: np.ndarray) -> np.ndarray:
     """One logit from the ids: float32 [1]."""
     return np.array([(int(token_ids.sum()) % 1000) / 100 - 5], np.float32)
@@ -108,7 +118,8 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
     def reply_to(self, request: pb.InferRequest) -> pb.InferReply:
         ids = decode_tensor(request.token_ids, "token_ids")
         lengths = decode_tensor(request.lengths, "lengths")
-        rows = np.stack([self.row(part) for part in np.split(ids, np.cumsum(lengths)[:-1])])
+        row = sign_bits if request.output == pb.OUTPUT_BITS else self.row
+        rows = np.stack([row(part) for part in np.split(ids, np.cumsum(lengths)[:-1])])
         return pb.InferReply(rows=encode_tensor(rows), timings=pb.Timings(queue_us=1000, compute_us=2000))
 
     async def start(self, port: int = 0) -> None:
@@ -121,6 +132,14 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
     async def stop(self) -> None:
         assert self._server is not None
         await self._server.stop(None)
+
+
+def quantizing() -> FakeTulip:
+    """A server whose model quantises: it has all outputs."""
+    outputs = [pb.OUTPUT_OWN, pb.OUTPUT_INT8, pb.OUTPUT_BITS]
+    tulip = FakeTulip(row_dtype=pb.DTYPE_INT8, outputs=outputs)
+    tulip.row = quantized_row
+    return tulip
 
 
 @contextlib.asynccontextmanager

@@ -97,7 +97,12 @@ OPENAI = [
     ({"input": "a", "model": "nope"}, 404, "model", "served: minilm"),
     ({"input": "a", "model": ""}, 404, "model", "served: minilm"),
     ({"input": "a", "model": 3}, 400, "model", "must be a string"),
-    ({"input": "a", "encoding_format": "hex"}, 400, "encoding_format", "one of float, base64; got 'hex'"),
+    (
+        {"input": "a", "encoding_format": "hex"},
+        400,
+        "encoding_format",
+        "one of float, base64, base64_int8, base64_binary, ubinary, binary; got 'hex'",
+    ),
     ({"input": "a", "encoding_format": ["float", "base64"]}, 400, "encoding_format", "one of float, base64"),
     ({"input": "a", "encoding_type": "int8"}, 400, "encoding_type", "one of float, base64"),
     ({"input": "a", "embed_dtype": "float16"}, 400, "embed_dtype", "float32"),

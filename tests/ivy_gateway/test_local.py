@@ -264,3 +264,11 @@ def _children_of(pid: int) -> list[int]:
 
 def _command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def test_a_reference_gap_is_allowed_to_all_or_none():
+    allowed, refused = plan("demo", "--replicas", "2", "--allow-reference-gap"), plan("demo")
+    for command in (*allowed.server_commands, allowed.gateway_command):
+        assert command.count("--allow-reference-gap") == 1
+    for command in (*refused.server_commands, refused.gateway_command):
+        assert "--allow-reference-gap" not in command

@@ -158,6 +158,40 @@ def test_activations_are_never_imported_from_a_checkpoint(folder):
         ModelProfile.read(path)
 
 
+QWEN3_LM = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 64}
+QWEN3_CLASSIFIER = QWEN3_LM | {"architectures": ["Qwen3ForSequenceClassification"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "expected"),
+    [
+        (QWEN3_LM, {}, ("embed", True, ())),
+        (QWEN3_LM | {"classifier_from_token": ["no", "yes"]}, {}, ("score", True, ("LABEL_0",))),
+        (
+            QWEN3_LM | {"id2label": {"0": "a", "1": "b"}},
+            modules("sentence_transformers.base.models.Transformer", "x.LogitScore"),
+            ("score", True, ("LABEL_0",)),
+        ),
+        (QWEN3_CLASSIFIER | {"id2label": {"0": "relevance"}}, {}, ("score", True, ("relevance",))),
+        (QWEN3_CLASSIFIER, {}, ("score", False, ("LABEL_0", "LABEL_1"))),
+        (QWEN3_LM, modules("a.Transformer", "a.Pooling"), ("embed", False, ())),
+        (XLMR_RERANKER, {}, ("score", False, ("LABEL_0",))),
+        (BERT, {}, ("embed", False, ())),
+    ],
+)
+def test_language_models_that_score_pairs_by_a_prompt(folder, config, files, expected):
+    profile = ModelProfile.read(folder(config, files))
+    assert (profile.task, profile.prompted_pairs, profile.labels) == expected
+    assert profile.score_activation == ("softmax" if len(profile.labels) > 1 else "sigmoid")
+
+
+def test_labels_that_do_not_exclude_each_other_show_one_by_one(folder):
+    labelled = XLMR_RERANKER | {"id2label": {"0": "a", "1": "b"}}
+    assert ModelProfile.read(folder(labelled)).score_activation == "softmax"
+    independent = labelled | {"problem_type": "multi_label_classification"}
+    assert ModelProfile.read(folder(independent)).score_activation == "sigmoid"
+
+
 def test_labels_follow_their_positions(folder):
     labelled = XLMR_RERANKER | {"id2label": {"1": "yes", "0": "no"}}
     assert ModelProfile.read(folder(labelled)).labels == ("no", "yes")

@@ -300,17 +300,6 @@ async def test_info_of_a_reranker_starts_with_its_type(start_gateway):
         assert list(info["model_type"]) == ["reranker"]
 
 
-async def test_embedding_space_moves_with_weights_and_prompts_only(start_gateway):
-    async def space(tulip: FakeTulip, **settings) -> str:
-        async with start_gateway(tulip, **settings) as gateway:
-            return (await gateway.client.get("/info")).json()["embedding_space"]
-
-    plain = await space(FakeTulip())
-    assert plain == await space(FakeTulip(device="cuda:0"), max_chunk_tokens=99)
-    others = {await space(FakeTulip(weights_hash="w2")), await space(FakeTulip(), prompts={"query": "q: "})}
-    assert len(others | {plain}) == 3
-
-
 @pytest.mark.parametrize("path", ["/health", "/ping", "/live"])
 async def test_health_when_ready(start_gateway, path):
     async with start_gateway() as gateway:

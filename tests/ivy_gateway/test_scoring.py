@@ -22,6 +22,13 @@ def test_activation_by_name(name, expected):
     assert activate(np.array([2.0], np.float32), name)[0] == pytest.approx(expected)
 
 
+def test_softmax_shares_out_every_row_and_never_overflows():
+    shares = activate(np.array([[0, np.log(3)], [-1e30, 1e30], [100, 100]], np.float32), "softmax")
+    assert shares.dtype == np.float32
+    np.testing.assert_allclose(shares, [[0.25, 0.75], [0, 1], [0.5, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(activate(np.array([[2.0]], np.float32), "softmax"), [[0.880797]], atol=1e-6)
+
+
 def test_normalized_rows_have_length_one_and_a_zero_row_stays():
     rows = normalized(np.array([[3, 4], [0, 0], [1e-20, 0]], np.float32))
     np.testing.assert_allclose(rows[0], [0.6, 0.8], rtol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 import numpy as np
@@ -47,8 +46,8 @@ class FakeDevice:
         self.events: list[FakeEvent] = []
         self.released = 0
 
-    def stream(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def enter_stream(self) -> None:
+        """The caller's thread is the stream."""
 
     def empty(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.full((size,), 55, dtype=dtype)  # what no step wrote is a valid id, and not zero
@@ -73,7 +72,8 @@ class FakeGraph:
 
     def replay(self) -> None:
         self.replays += 1
-        self.rows_BD.copy_(self._run())
+        with torch.inference_mode():
+            self.rows_BD.copy_(self._run())
 
 
 class FakeRecorder:

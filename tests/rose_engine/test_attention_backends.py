@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from importlib.machinery import ModuleSpec
 from typing import ClassVar
 
 import numpy as np
@@ -149,6 +150,7 @@ def flashinfer(monkeypatch):
     FakeWrapper.made = []
     module = types.ModuleType("flashinfer")
     module.BatchPrefillWithRaggedKVCacheWrapper = FakeWrapper
+    module.__spec__ = ModuleSpec("flashinfer", None)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr(flashinfer_module, "WORKSPACE_BYTES", 16)
     waits = []
@@ -186,11 +188,17 @@ def test_flashinfer_keeps_a_wrapper_for_each_captured_shape_and_one_for_the_rest
     assert "use_cuda_graph" not in FakeWrapper.made[-1].kwargs
 
 
-def test_flashinfer_is_out_until_its_library_is_built(flashinfer, monkeypatch):
+def test_flashinfer_is_out_until_its_library_is_built(flashinfer, monkeypatch, tmp_path):
     backend, _ = flashinfer
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     cuda = torch.device("cuda", 0)
     built = types.SimpleNamespace(is_compiled=False)
+    monkeypatch.setattr(flashinfer_module, "library", lambda *args: pytest.fail("it must not be asked"))
+    assert "not built" in backend.refusal(CAUSAL, BF16, cuda)
+    library = tmp_path / ".cache" / "flashinfer" / "0.6" / "prefill.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
     monkeypatch.setattr(flashinfer_module, "library", lambda *args: built)
     assert "not built" in backend.refusal(CAUSAL, BF16, cuda)
     built.is_compiled = True

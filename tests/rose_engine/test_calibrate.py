@@ -43,18 +43,18 @@ def linear(tokens: int, launch: float = 6.0, fixed: float = 1.0, per_token: floa
     return Timing(fixed + per_token * tokens, launch)
 
 
-def test_inflection_is_where_the_device_stays_slower():
-    samples = {tokens: linear(tokens) for tokens in (512, 1024, 2048, 3072, 4096)}
-    assert inflection_point(samples) == 3072  # 1 + 0.002 * 2500 = 6
+def test_inflection_is_where_launching_stays_a_small_part():
+    samples = {tokens: linear(tokens, launch=0.6) for tokens in (512, 1024, 2048, 3072, 4096)}
+    assert inflection_point(samples, 16384) == 3072  # 1 + 0.002 * 2500 = 6, ten times the launch
 
 
 def test_inflection_ignores_an_outlier_below():
-    samples = {512: Timing(9, 6), 1024: Timing(3, 6), 2048: Timing(7, 6), 4096: Timing(14, 6)}
-    assert inflection_point(samples) == 2048
+    samples = {512: Timing(90, 6), 1024: Timing(30, 6), 2048: Timing(70, 6), 4096: Timing(140, 6)}
+    assert inflection_point(samples, 16384) == 2048
 
 
-def test_inflection_when_the_launch_is_always_slower():
-    assert inflection_point({256: Timing(1, 6), 512: Timing(2, 6)}) == 512
+def test_inflection_when_the_launch_always_weighs():
+    assert inflection_point({256: Timing(1, 6), 512: Timing(2, 6)}, 16384) == 16384
 
 
 def test_saturation_is_the_fewest_tokens_near_the_best_rate():
@@ -217,7 +217,7 @@ def test_a_first_start_measures_and_the_next_remembers(calibrator):
     first, attention = calibrator().find_or_measure()
     assert first.plan == DecoderPlan(((512, "folded"),), "plain")
     assert FakeTimer.stack.plan == first.plan
-    assert first.inflection_tokens == 2048  # 1 ms + 1 us a token against 3 ms
+    assert first.inflection_tokens == 8192  # 1 ms + 1 us a token is never ten times 3 ms
     assert set(attention.choices.values()) == {"sdpa"}
     count = FakeTimer.measured
     FakeTimer.stack.adopt(DecoderPlan())

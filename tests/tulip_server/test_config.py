@@ -26,6 +26,7 @@ def test_flags_win_over_the_environment_and_that_over_defaults():
 FLAGS = {
     "model": "folder",
     "model_id": "name",
+    "task": "score",
     "host": "::1",
     "port": "0",
     "ready_file": "ready.json",
@@ -44,10 +45,15 @@ FLAGS = {
 
 
 def test_every_setting_is_a_flag_and_a_variable_of_the_same_meaning():
-    flags = parse("--debug", *(f"--{name.replace('_', '-')}={value}" for name, value in FLAGS.items()))
-    variables = parse(TULIP_DEBUG="1", **{f"TULIP_{name.upper()}": value for name, value in FLAGS.items()})
+    switches = ("--debug", "--allow-reference-gap")
+    flags = parse(*switches, *(f"--{name.replace('_', '-')}={value}" for name, value in FLAGS.items()))
+    variables = parse(
+        TULIP_DEBUG="1",
+        TULIP_ALLOW_REFERENCE_GAP="1",
+        **{f"TULIP_{name.upper()}": value for name, value in FLAGS.items()},
+    )
     assert flags == variables
-    assert set(ServerConfig.__slots__) == {*FLAGS, "debug"}
+    assert set(ServerConfig.__slots__) == {*FLAGS, "debug", "allow_reference_gap"}
     assert all(getattr(flags, name) != getattr(ServerConfig(Path("x")), name) for name in FLAGS)
 
 

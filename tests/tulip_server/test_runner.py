@@ -77,6 +77,10 @@ class Recorder:
     def steps(self):
         return self.engine.steps
 
+    @property
+    def description(self):
+        return self.engine.description
+
     def would_block(self, batch: Batch) -> bool:
         return self.engine.would_block(batch)
 
@@ -236,6 +240,10 @@ class Blocking:
     @property
     def steps(self):
         return self.inner.steps
+
+    @property
+    def description(self):
+        return self.inner.description
 
     def would_block(self, batch: Batch) -> bool:
         return self.blocks

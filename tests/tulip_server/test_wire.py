@@ -12,7 +12,7 @@ from protos.tulip.v1 import inference_pb2 as pb
 from rose_engine.limits import EngineLimits
 from tulip_server.batcher import ChunkResult
 from tulip_server.errors import BadChunk
-from tulip_server.wire import timeout_seconds, to_reply, to_sequences
+from tulip_server.wire import RowFormat, timeout_seconds, to_reply, to_sequences
 
 LIMITS = EngineLimits(
     max_length=8, vocabulary_size=100, num_segments=2, max_batch_tokens=64, max_batch_sequences=8
@@ -91,8 +91,37 @@ def test_no_deadline_is_an_infinite_one():
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])
 def test_rows_and_timings_travel(dtype):
     rows = np.arange(6).reshape(2, 3).astype(dtype)
-    reply = to_reply(ChunkResult(rows, queue_seconds=0.001, compute_seconds=0.0025))
+    row_format = RowFormat(dimensions=3, quantized=False)
+    reply = to_reply(ChunkResult(rows, queue_seconds=0.001, compute_seconds=0.0025), row_format)
     decoded = codec.decode_tensor(reply.rows, "rows")
     np.testing.assert_array_equal(decoded, rows)
     assert decoded.dtype == dtype
     assert (reply.timings.queue_us, reply.timings.compute_us) == (1000, 2500)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (pb.OUTPUT_OWN, np.array([[1, -127, 0], [5, 6, 7]], np.int8)),
+        (pb.OUTPUT_INT8, np.array([[1, -127, 0], [5, 6, 7]], np.int8)),
+        (pb.OUTPUT_BITS, np.array([[0b1010_0000], [0b1110_0000]], np.uint8)),
+    ],
+)
+def test_of_quantised_rows_only_what_was_asked_for_travels(output, expected):
+    bits = np.array([[0b1010_0000], [0b1110_0000]], np.uint8).view(np.int8)
+    rows = np.hstack([np.array([[1, -127, 0], [5, 6, 7]], np.int8), bits])
+    reply = to_reply(ChunkResult(rows, 0, 0), RowFormat(dimensions=3, quantized=True), output)
+    decoded = codec.decode_tensor(reply.rows, "rows")
+    np.testing.assert_array_equal(decoded, expected)
+    assert decoded.dtype == expected.dtype
+
+
+def test_an_output_that_the_model_does_not_have_is_refused():
+    plain, quantized = (RowFormat(dimensions=3, quantized=quantized) for quantized in (False, True))
+    plain.check(pb.OUTPUT_OWN)
+    for output in (pb.OUTPUT_OWN, pb.OUTPUT_INT8, pb.OUTPUT_BITS):
+        quantized.check(output)
+    for output in (pb.OUTPUT_INT8, pb.OUTPUT_BITS, 77):
+        with pytest.raises(BadChunk, match="OUTPUT_OWN") as caught:
+            plain.check(output)
+        assert caught.value.field == "output"

@@ -15,6 +15,12 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_INT8: _ClassVar[DType]
     DTYPE_UINT8: _ClassVar[DType]
 
+class Output(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTPUT_OWN: _ClassVar[Output]
+    OUTPUT_INT8: _ClassVar[Output]
+    OUTPUT_BITS: _ClassVar[Output]
+
 class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TASK_UNSPECIFIED: _ClassVar[Task]
@@ -25,6 +31,9 @@ DTYPE_INT32: DType
 DTYPE_FLOAT32: DType
 DTYPE_INT8: DType
 DTYPE_UINT8: DType
+OUTPUT_OWN: Output
+OUTPUT_INT8: Output
+OUTPUT_BITS: Output
 TASK_UNSPECIFIED: Task
 TASK_EMBED: Task
 TASK_SCORE: Task
@@ -40,16 +49,18 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class InferRequest(_message.Message):
-    __slots__ = ("token_ids", "lengths", "segment_ids", "timeout_us")
+    __slots__ = ("token_ids", "lengths", "segment_ids", "timeout_us", "output")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
     token_ids: Tensor
     lengths: Tensor
     segment_ids: Tensor
     timeout_us: int
-    def __init__(self, token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., lengths: _Optional[_Union[Tensor, _Mapping]] = ..., segment_ids: _Optional[_Union[Tensor, _Mapping]] = ..., timeout_us: _Optional[int] = ...) -> None: ...
+    output: Output
+    def __init__(self, token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., lengths: _Optional[_Union[Tensor, _Mapping]] = ..., segment_ids: _Optional[_Union[Tensor, _Mapping]] = ..., timeout_us: _Optional[int] = ..., output: _Optional[_Union[Output, str]] = ...) -> None: ...
 
 class InferReply(_message.Message):
     __slots__ = ("rows", "timings")
@@ -106,7 +117,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("model_id", "server_version", "task", "dimensions", "row_dtype", "pooling", "normalized", "max_length", "vocabulary_size", "num_segments", "max_batch_tokens", "max_batch_sequences", "max_waiting_tokens", "dtype", "device", "attention_backend", "tokenizer_hash", "weights_hash")
+    __slots__ = ("model_id", "server_version", "task", "dimensions", "row_dtype", "pooling", "normalized", "max_length", "vocabulary_size", "num_segments", "max_batch_tokens", "max_batch_sequences", "max_waiting_tokens", "dtype", "device", "attention_backend", "tokenizer_hash", "weights_hash", "outputs", "reference_cosine")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +136,8 @@ class DescribeReply(_message.Message):
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_COSINE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     server_version: str
     task: Task
@@ -143,4 +156,6 @@ class DescribeReply(_message.Message):
     attention_backend: str
     tokenizer_hash: str
     weights_hash: str
-    def __init__(self, model_id: _Optional[str] = ..., server_version: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., row_dtype: _Optional[_Union[DType, str]] = ..., pooling: _Optional[str] = ..., normalized: _Optional[bool] = ..., max_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., num_segments: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention_backend: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., weights_hash: _Optional[str] = ...) -> None: ...
+    outputs: _containers.RepeatedScalarFieldContainer[Output]
+    reference_cosine: float
+    def __init__(self, model_id: _Optional[str] = ..., server_version: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., row_dtype: _Optional[_Union[DType, str]] = ..., pooling: _Optional[str] = ..., normalized: _Optional[bool] = ..., max_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., num_segments: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention_backend: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., weights_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., reference_cosine: _Optional[float] = ...) -> None: ...
