@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.random_folders import SHAPES
 from rose_engine.checkpoint import OwnsBuffers
 from rose_engine.heads.embedding import EmbeddingHead
 from rose_engine.models.base import Model
@@ -22,20 +23,7 @@ from rose_engine.models.registry import find_family
 from rose_engine.module_chain import ModuleChain
 from rose_engine.settings_file import SettingsFile
 
-QWEN3_0_6B: dict[str, Any] = {
-    "model_type": "qwen3",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_669,
-    "max_position_embeddings": 32_768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "hidden_act": "silu",
-}
+QWEN3_0_6B = SHAPES["qwen3-0.6b"].config
 
 
 @dataclass(frozen=True, slots=True)

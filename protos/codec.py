@@ -16,6 +16,8 @@ from protos.tulip.v1 import inference_pb2 as pb
 
 # Room for 2,000 rows of 1,024 float32 (8 MB) with a wide margin; the same bound on both sides, both ways.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# What the rows of one reply may take of it; the rest is room for everything beside them.
+MAX_ROW_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

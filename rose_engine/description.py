@@ -16,6 +16,7 @@ class ModelDescription:
     model_id: str  # the folder's name
     task: str  # "embed" or "score"
     dimensions: int  # D: values of one row
+    hidden_size: int  # values of a token's hidden state, where that is what a row holds
     # numpy's name: "float32", or "int8": then a row is D codes and, behind them, ceil(D / 8) bytes that hold
     # the sign bits of the values before rounding (1 = not negative), the first in the most significant bit.
     row_dtype: str

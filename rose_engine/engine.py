@@ -17,6 +17,7 @@ from rose_engine.lazy_tensor import LazyTensor
 from rose_engine.limits import EngineLimits
 from rose_engine.model_source import ModelSource
 from rose_engine.models.base import Model
+from rose_engine.step_counters import StepCounters
 
 # Type of device -> "module:Class" of what runs steps on it.
 RUNNERS: dict[str, str] = {
@@ -36,6 +37,11 @@ class Runner(Protocol):
     @property
     def batch_tokens(self) -> int:
         """Where batches are best cut: more tokens only add latency. A longer single sequence still fits."""
+        ...
+
+    @property
+    def counters(self) -> StepCounters:
+        """What became of the steps so far."""
         ...
 
     def step(self, batch: Batch) -> LazyTensor:
@@ -74,7 +80,7 @@ class Engine:
         return cls(runner, description, replace(limits, max_batch_tokens=runner.batch_tokens))
 
     def step(self, batch: Batch) -> LazyTensor:
-        """Queue `batch`, of sequences and size within `limits`; its rows `[B, D]` arrive later.
+        """Queue `batch`, of sequences and size within `limits`; its rows `[R, D]` arrive later.
 
         Never waits for the device. What ends the step early is a `StepError` from `result()`.
         """
@@ -85,6 +91,11 @@ class Engine:
     def would_block(self, batch: Batch) -> bool:
         """Whether `step(batch)` would hold up its caller: call it from a thread that may wait."""
         return self._runner.would_block(batch)
+
+    @property
+    def counters(self) -> StepCounters:
+        """What became of the steps so far."""
+        return self._runner.counters
 
     def close(self) -> None:
         """Finish what was queued and give everything back; a second call changes nothing."""
@@ -106,6 +117,7 @@ def _describe(source: ModelSource, settings: ResolvedConfig) -> ModelDescription
         model_id=source.folder.resolve().name,
         task=source.task,
         dimensions=source.dimensions,
+        hidden_size=source.facts.hidden_size,
         row_dtype="int8" if source.chain.quantize else "float32",
         pooling="+".join(source.chain.pooling),
         normalized=source.chain.normalize,

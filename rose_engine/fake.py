@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rose_engine.batch import Batch
+from rose_engine.batch import Batch, Int32Array
 from rose_engine.description import ModelDescription
 from rose_engine.lazy_tensor import HostCompletion, LazyTensor, Rows
 from rose_engine.limits import EngineLimits
+from rose_engine.step_counters import StepCounters
 
 FAKE_LIMITS = EngineLimits(
     max_length=512, vocabulary_size=30_522, num_segments=2, max_batch_tokens=4096, max_batch_sequences=256
@@ -61,12 +62,14 @@ class FakeEngine:
         self.steps: list[FakeStep] = []
         self.blocks = blocks
         self.closed = False
+        self.counters = StepCounters()
         self._manual = manual
 
     def step(self, batch: Batch) -> LazyTensor:
-        """Rows `[B, D]` of `fake_rows`, on their way or already there."""
+        """Rows `[R, D]` of `fake_rows`, on their way or already there."""
         assert not self.closed, "step after close: this is a bug of the caller"
         step = FakeStep(batch, self.description.dimensions)
+        self.counters.eager += 1
         if self._manual:
             self.steps.append(step)
         else:
@@ -83,16 +86,29 @@ class FakeEngine:
 
 
 def fake_rows(batch: Batch, dimensions: int) -> NDArray[np.float32]:
-    """Rows `[B, dimensions]` of unit length, each a function of its own sequence's ids and their order."""
+    """Rows `[R, dimensions]` of unit length, each a function of its own tokens' ids and their places."""
     weights_T = _mix(batch.position_ids_T.astype(np.uint64)) | np.uint64(1)
     terms_T = (batch.token_ids_T.astype(np.uint64) + np.uint64(1)) * weights_T
-    seeds_B = np.add.reduceat(terms_T, batch.layout.cu_lengths[:-1])
+    sums_T = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms_T, dtype=np.uint64)])
+    starts_R, ends_R = _row_bounds(batch)
+    seeds_R = sums_T[ends_R] - sums_T[starts_R]
     columns_D = _mix(np.arange(dimensions, dtype=np.uint64))
-    bits_BD = _mix(seeds_B[:, None] ^ columns_D)
-    rows_BD = (bits_BD >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
-    norms_B = np.linalg.norm(rows_BD, axis=1, keepdims=True)
-    unit_BD: NDArray[np.float32] = rows_BD / np.maximum(norms_B, np.float32(1e-12))
-    return unit_BD
+    bits_RD = _mix(seeds_R[:, None] ^ columns_D)
+    rows_RD = (bits_RD >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
+    norms_R = np.linalg.norm(rows_RD, axis=1, keepdims=True)
+    unit_RD: NDArray[np.float32] = rows_RD / np.maximum(norms_R, np.float32(1e-12))
+    return unit_RD
+
+
+def _row_bounds(batch: Batch) -> tuple[Int32Array, Int32Array]:
+    """The first token of every row, and the one behind its last."""
+    if batch.rows is None:
+        return batch.layout.cu_lengths[:-1], batch.layout.cu_lengths[1:]
+    spans_R2 = batch.rows.packed_spans(batch.layout)
+    if spans_R2 is not None:
+        return spans_R2[:, 0], spans_R2[:, 1]
+    tokens_T = np.arange(batch.num_tokens, dtype=np.int32)
+    return tokens_T, tokens_T + 1
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -111,6 +127,7 @@ def _describe(dimensions: int) -> ModelDescription:
         model_id="fake",
         task="embed",
         dimensions=dimensions,
+        hidden_size=dimensions,
         row_dtype="float32",
         pooling="mean",
         normalized=True,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rose_engine.batch import PackedLayout
 from rose_engine.staging import DeviceBatch, PaddedShape, StagedBatch
+from rose_engine.step_counters import StepCounters
 
 log = logging.getLogger(__name__)
 
@@ -110,18 +111,6 @@ class Recorder(Protocol):
 
 
 @dataclass(slots=True)
-class GraphCounters:
-    """What became of the steps so far, and what the graphs hold now."""
-
-    eager: int = 0
-    captured: int = 0
-    replayed: int = 0
-    evicted: int = 0
-    refused: int = 0  # shapes whose capture failed, or that alone exceed the budget: eager from then on
-    num_bytes: int = 0
-
-
-@dataclass(slots=True)
 class GraphCache:
     """One graph per padded shape, least recently used dropped first. Not thread-safe.
 
@@ -133,7 +122,7 @@ class GraphCache:
     recorder: Recorder
     forward: Forward
     budget_bytes: int
-    counters: GraphCounters = field(default_factory=GraphCounters)
+    counters: StepCounters = field(default_factory=StepCounters)
     _graphs: OrderedDict[PaddedShape, CapturedGraph] = field(default_factory=OrderedDict)
     _warm: set[PaddedShape] = field(default_factory=set)
     _refused: set[PaddedShape] = field(default_factory=set)
@@ -141,8 +130,11 @@ class GraphCache:
     def find(self, staged: StagedBatch) -> Run | None:
         """What runs this step with one launch: a replay, of a graph captured just now if need be.
 
-        `None` on first sight, above the inflection point, and where capturing failed: run it eagerly.
+        `None` on first sight, above the inflection point, where capturing failed, and for other rows than one
+        from each sequence: run it eagerly.
         """
+        if staged.rows is not None:
+            return None
         graph = self._graphs.get(staged.shape) or self._capture_on_second_sight(staged)
         if graph is None:
             return None
@@ -150,9 +142,13 @@ class GraphCache:
         self.counters.replayed += 1
         return lambda _: _replayed(graph)
 
-    def ran_eagerly(self, shape: PaddedShape) -> None:
-        """Say that an eager run of `shape` went well: its kernels are compiled, the next may be captured."""
-        self._warm.add(shape)
+    def ran_eagerly(self, staged: StagedBatch) -> None:
+        """Say that an eager run went well: the kernels of its shape are compiled, the next may be captured.
+
+        Not so those that pool one row from each sequence, where it made other rows.
+        """
+        if staged.rows is None:
+            self._warm.add(staged.shape)
         self.counters.eager += 1
 
     def would_block(self, shape: PaddedShape) -> bool:

@@ -106,12 +106,12 @@ class LazyTensor:
 
 
 def finite_rows(rows: Rows, dimensions: int) -> NDArray[np.bool_]:
-    """Which rows hold an answer, `[B]`; of each only its `dimensions` values count, not the bits behind them.
+    """Which rows hold an answer, `[R]`.
 
     A float row is none when any value is infinite or not a number. An int8 row is none when it holds
-    -128, which no quantiser emits and which heads write where their input was not finite.
+    -128, which no quantiser emits and which heads write where their input was not finite; only its
+    `dimensions` codes count, not the bits behind them.
     """
-    values_BD = rows[:, :dimensions]
-    good_BD = np.not_equal(values_BD, -128) if rows.dtype == np.int8 else np.isfinite(values_BD)
-    good_B: NDArray[np.bool_] = np.logical_and.reduce(good_BD, axis=1)
-    return good_B
+    good_RD = np.not_equal(rows[:, :dimensions], -128) if rows.dtype == np.int8 else np.isfinite(rows)
+    good_R: NDArray[np.bool_] = np.logical_and.reduce(good_RD, axis=1)
+    return good_R

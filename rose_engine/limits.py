@@ -31,6 +31,21 @@ class EngineLimits:
                     f"{len(sequence.segment_ids)} segment ids, {sequence.num_tokens} tokens"
                 )
             _check_range("segment id", sequence.segment_ids, self.num_segments)
+        if sequence.spans is not None:
+            _check_spans(sequence.spans, sequence)
+
+
+def _check_spans(spans: Int32Array, sequence: Sequence) -> None:
+    if sequence.per_token:
+        raise InvalidSequence("spans are for pooled rows, not for those of tokens")
+    if not len(spans):
+        raise InvalidSequence("a sequence with spans needs at least one")
+    earlier = 0
+    for start, end in spans.tolist():
+        if not earlier <= start < end <= sequence.num_tokens:
+            bounds = f"of {sequence.num_tokens} tokens, from token {earlier} on"
+            raise InvalidSequence(f"span {start} to {end} is empty, out of order or outside: {bounds}")
+        earlier = end
 
 
 def _check_range(what: str, ids: Int32Array, bound: int) -> None:

@@ -31,6 +31,7 @@ _LENGTH_FILES = tuple(
 _QUANTIZER = (
     "FlexibleQuantizer"  # code that pplx-embed repositories carry; ours is built in, theirs never runs
 )
+_CONTEXTUAL_CLASS = "PPLXQwen3ContextualModel"
 # The order that the classes of a chain may come in; only Dense may come more than once.
 _CLASS_ORDER = ("Transformer", "Pooling", "Dense", "Normalize", _QUANTIZER)
 _SENTENCE_EMBEDDING = "sentence_embedding"
@@ -66,7 +67,7 @@ class ModuleChain:
         Raises `CheckpointError` for a module, or a setting of one, that the engine does not know.
         """
         if not (folder / "modules.json").is_file():
-            return cls(pooling=(_default_pooling(config),))
+            return cls(pooling=(_default_pooling(config),), quantize=_quantizes_in_code(config))
         modules = read_modules(folder)
         _check_order([kind for kind, _ in modules], folder)
         (pooling,) = (_read_pooling(path) for kind, path in modules if kind == "Pooling")
@@ -121,6 +122,12 @@ def _default_pooling(config: SettingsFile) -> str:
     return "lasttoken" if causal else "mean"
 
 
+def _quantizes_in_code(config: SettingsFile) -> bool:
+    """Without `modules.json`: a contextual pplx-embed model, whose own code pools spans and quantises."""
+    code = config.optional("auto_map", dict, None) or {}
+    return str(code.get("AutoModel", "")).rpartition(".")[2] == _CONTEXTUAL_CLASS
+
+
 def read_modules(folder: Path) -> list[tuple[str, Path]]:
     """Class name and folder of each module, in order."""
     file = folder / "modules.json"
@@ -149,9 +156,9 @@ def _check_order(kinds: list[str], folder: Path) -> None:
 
 
 def _read_pooling(folder: Path) -> tuple[str, ...]:
+    # `include_prompt` is not the engine's: where a prompt ends is known to whoever tokenized it, and travels
+    # as the span of each sequence that is pooled.
     config = SettingsFile.read(folder / "config.json")
-    if not config.optional("include_prompt", bool, True):
-        raise CheckpointError(f"{config.path}: include_prompt false is not supported")
     modes = _pooling_modes(config)
     for mode in modes:
         if mode not in POOLING_MODES:

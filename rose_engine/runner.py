@@ -20,9 +20,10 @@ from torch import Tensor
 from rose_engine.arrival import Arrival
 from rose_engine.batch import Batch, PackedLayout
 from rose_engine.errors import DeviceLost, OutOfDeviceMemory, StepError
-from rose_engine.graphs import Buckets, Forward, GraphCache, GraphCounters, Recorder, padded_room
+from rose_engine.graphs import Buckets, Forward, GraphCache, Recorder, padded_room
 from rose_engine.lazy_tensor import HostCompletion, LazyTensor
 from rose_engine.staging import Device, StagedBatch, Stager
+from rose_engine.step_counters import StepCounters
 
 log = logging.getLogger(__name__)
 
@@ -85,16 +86,16 @@ class AsyncRunner:
         self._lost: DeviceLost | None = None
 
     @property
-    def counters(self) -> GraphCounters:
-        """What became of the steps so far."""
+    def counters(self) -> StepCounters:
+        """What became of the steps so far, and what the graphs hold."""
         return self._graphs.counters
 
     def would_block(self, batch: Batch) -> bool:
         """Whether `step` would hold its caller for milliseconds: compiling, capturing, launching eagerly."""
-        return self._graphs.would_block(self._buckets.shape(batch.layout))
+        return batch.rows is not None or self._graphs.would_block(self._buckets.shape(batch.layout))
 
     def step(self, batch: Batch) -> LazyTensor:
-        """Queue one batch; its rows `[B, D]`, or what failed, arrive later.
+        """Queue one batch; its rows `[R, D]`, or what failed, arrive later.
 
         `result()` raises `OutOfDeviceMemory` if a single sequence of the batch does not fit on an otherwise
         empty device, `DeviceLost` from the first fault on that the context does not survive, `StepError` for
@@ -141,9 +142,9 @@ class AsyncRunner:
 
     def _eager(self, staged: StagedBatch) -> Tensor:
         with torch.inference_mode():
-            rows_BD = self._forward(staged.eager_inputs())
-        self._graphs.ran_eagerly(staged.shape)
-        return rows_BD
+            rows_RD = self._forward(staged.eager_inputs())
+        self._graphs.ran_eagerly(staged)
+        return rows_RD
 
     def _launch_within_memory(self, batch: Batch) -> list[Arrival]:
         """Launch; without memory drop all graphs and try again; then by halves."""
@@ -182,7 +183,8 @@ def _part(batch: Batch, first: int, last: int) -> Batch:
     start, end = (int(batch.layout.cu_lengths[i]) for i in (first, last))
     segments_T = None if batch.segment_ids_T is None else batch.segment_ids_T[start:end]
     layout = PackedLayout.of(batch.layout.lengths[first:last])
-    return Batch(batch.token_ids_T[start:end], batch.position_ids_T[start:end], segments_T, layout)
+    rows = None if batch.rows is None else batch.rows.part(first, last)
+    return Batch(batch.token_ids_T[start:end], batch.position_ids_T[start:end], segments_T, layout, rows)
 
 
 def _failed(error: StepError) -> LazyTensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rose_engine.arrival import Arrival, Event, EventWatcher
 from rose_engine.attention.base import RaggedLayout
-from rose_engine.batch import Batch, Int32Array, PackedLayout
+from rose_engine.batch import Batch, Int32Array, PackedLayout, RowLayout
 from rose_engine.lazy_tensor import Rows
 
 
@@ -30,6 +30,7 @@ class DeviceBatch:
     position_ids_T: Tensor  # inside each sequence, from 0; a family adds its own offset
     segment_ids_T: Tensor | None
     layout: RaggedLayout
+    per_token: bool = False  # the rows are the tokens' hidden states; else the head's
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class StagedBatch:
     layout: PackedLayout
     slot: Slot
     end: int  # int32 values in the slot; the last are the cumulative lengths
+    rows: RowLayout | None = None
+    spans_R2: Tensor | None = None  # on the device, of `rows` that have spans
 
     @property
     def cu_lengths(self) -> Int32Array:
@@ -59,9 +62,9 @@ class StagedBatch:
     def eager_inputs(self) -> DeviceBatch:
         """The inputs with the lengths the host knows, those of spare sequences included."""
         lengths = tuple(np.diff(self.cu_lengths).tolist())
-        return dataclasses.replace(
-            self.inputs, layout=dataclasses.replace(self.inputs.layout, lengths=lengths)
-        )
+        layout = dataclasses.replace(self.inputs.layout, lengths=lengths, spans_R2=self.spans_R2)
+        per_token = self.rows is not None and self.spans_R2 is None
+        return dataclasses.replace(self.inputs, layout=layout, per_token=per_token)
 
 
 class Device(Protocol):
@@ -155,7 +158,8 @@ class Stager:
         slot.free()
         size = self._fill(slot.array, batch, shape)
         self._device_inputs_of(size).copy_(slot.inputs(size), non_blocking=True)
-        return StagedBatch(self.inputs(shape), shape, batch.layout, slot, size)
+        staged = StagedBatch(self.inputs(shape), shape, batch.layout, slot, size)
+        return staged if batch.rows is None else self._with_rows(staged, batch.rows)
 
     def inputs(self, shape: PaddedShape) -> DeviceBatch:
         """The device tensors that steps of `shape` read; the same memory every time."""
@@ -167,9 +171,15 @@ class Stager:
 
     def download(self, staged: StagedBatch, rows_BD: Tensor) -> Arrival:
         """Queue the copy of all rows, the spare ones too, to the host and mark its end."""
-        target, array = staged.slot.rows_like(rows_BD, self._max_sequences)
+        if staged.rows is None:
+            target, array = staged.slot.rows_like(rows_BD, self._max_sequences)
+            array = array[: staged.layout.num_sequences]
+        else:  # there may be one for every token: memory of their own, which the allocator keeps for the next
+            rows_BD = rows_BD[: staged.rows.num_rows]
+            target = self._device.page_locked(tuple(rows_BD.shape), rows_BD.dtype)
+            array = target.numpy()
         target.copy_(rows_BD, non_blocking=True)
-        arrival = Arrival(self._device.record(), array[: staged.layout.num_sequences], self._watcher)
+        arrival = Arrival(self._device.record(), array, self._watcher)
         staged.slot.arrival = arrival
         return arrival
 
@@ -182,6 +192,17 @@ class Stager:
         for slot in self._slots:
             slot.free()
         self._watcher.close()
+
+    def _with_rows(self, staged: StagedBatch, rows: RowLayout) -> StagedBatch:
+        """`staged` with its own rows; where these are pooled from spans, the spans are on their way too."""
+        spans_R2 = rows.packed_spans(staged.layout)
+        if spans_R2 is None:
+            return dataclasses.replace(staged, rows=rows)
+        host = self._device.page_locked((spans_R2.size,), torch.int32)
+        host.numpy()[:] = spans_R2.reshape(-1)
+        on_device = self._device.empty(spans_R2.size, torch.int32)
+        on_device.copy_(host, non_blocking=True)
+        return dataclasses.replace(staged, rows=rows, spans_R2=on_device.view(-1, 2))
 
     def _device_inputs_of(self, size: int) -> Tensor:
         if (prefix := self._prefixes.get(size)) is None:

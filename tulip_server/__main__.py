@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from pathlib import Path
 
 from rose_engine.errors import EngineError
 from tulip_server.config import ServerConfig
@@ -38,8 +39,11 @@ def _serve(config: ServerConfig) -> None:
     # Imported late: `--help` and a bad flag need not wait for torch.
     from rose_engine.config import EngineConfig
     from rose_engine.engine import Engine
+    from tulip_server import faults
     from tulip_server.server import serve
 
+    if folder := os.environ.get(faults.FOLDER_VARIABLE):
+        faults.install(Path(folder))
     engine_config = EngineConfig(
         model=config.model,
         task=config.task,

@@ -51,9 +51,9 @@ class BatchBudget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkResult:
-    """A chunk's rows `[B, ...]` as the engine made them, in its own order, and where its time went."""
+    """A chunk's rows `[R, ...]` as the engine made them, in its own order, and where its time went."""
 
-    rows_BD: NDArray[Any]
+    rows_RD: NDArray[Any]
     queue_seconds: float  # from arrival to the dispatch of the last sequence
     compute_seconds: float  # from there until the last row was on the host
 
@@ -74,7 +74,8 @@ class PendingSequence(NamedTuple):
 class PendingChunk:
     """A chunk from arrival to answer: its sequences share one future and one deadline.
 
-    The future ends with a `ChunkResult`, with a `ChunkError`, or cancelled. Sequences are taken in order.
+    The future ends with a `ChunkResult`, with a `ChunkError`, or cancelled. Sequences are taken in order; all
+    or none make a row for each token.
     """
 
     sequences: tuple[Sequence, ...]
@@ -83,8 +84,13 @@ class PendingChunk:
     deadline: float = math.inf
     num_taken: int = field(default=0, init=False)
     _last_dispatch: float = field(default=math.nan, init=False)
-    _rows_BD: NDArray[Any] | None = field(default=None, init=False)
+    _parts: dict[int, NDArray[Any]] = field(default_factory=dict, init=False)  # rows, by first sequence
     _num_delivered: int = field(default=0, init=False)
+
+    @property
+    def per_token(self) -> bool:
+        """Whether its rows are of tokens."""
+        return self.sequences[0].per_token
 
     @property
     def num_waiting(self) -> int:
@@ -101,17 +107,17 @@ class PendingChunk:
         self._last_dispatch = now
         return [PendingSequence(self, position) for position in range(first, self.num_taken)]
 
-    def deliver(self, first: int, rows_BD: NDArray[Any], now: float) -> None:
-        """Take in the rows of the sequences from position `first` on; the last ones complete the future."""
+    def deliver(self, first: int, count: int, rows_RD: NDArray[Any], now: float) -> None:
+        """Take in the rows of `count` sequences from position `first` on; the last complete the future."""
         if self.future.done():
             return
-        if self._rows_BD is None:
-            self._rows_BD = np.empty((len(self.sequences), rows_BD.shape[1]), rows_BD.dtype)
-        self._rows_BD[first : first + len(rows_BD)] = rows_BD
-        self._num_delivered += len(rows_BD)
+        self._parts[first] = rows_RD
+        self._num_delivered += count
         if self._num_delivered == len(self.sequences):
+            parts = [self._parts[position] for position in sorted(self._parts)]
+            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
             queue_seconds, compute_seconds = self._last_dispatch - self.arrival, now - self._last_dispatch
-            self.future.set_result(ChunkResult(self._rows_BD, queue_seconds, compute_seconds))
+            self.future.set_result(ChunkResult(rows, queue_seconds, compute_seconds))
 
     def fail(self, error: ChunkError) -> None:
         """End the future with `error`, unless it has ended already."""
@@ -161,12 +167,15 @@ class Batcher:
     def next_batch(self) -> list[PendingSequence]:
         """Take the oldest sequences that fit the budget, in order of arrival, at least one of them.
 
+        Rows of tokens and pooled ones never go together: they differ in width.
         Empty only if nothing alive waits: chunks that ended or expired meanwhile are dropped on the way.
         """
         now = self.now()
         batch: list[PendingSequence] = []
         room = self._budget
         while (chunk := self._oldest_alive(now)) is not None:
+            if batch and batch[0].chunk.per_token != chunk.per_token:
+                break
             # The first sequence goes even if it is longer than the budget: alone, instead of never.
             count = room.num_fitting(chunk.waiting_lengths()) or int(not batch)
             num_tokens = sum(islice(chunk.waiting_lengths(), count))

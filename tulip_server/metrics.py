@@ -5,10 +5,15 @@ Knows nothing of chunks or batches, only of numbers; one registry for the proces
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from rose_engine.step_counters import StepCounters
 
 REGISTRY = CollectorRegistry()
 
@@ -79,6 +84,34 @@ def chunk_answered(queue_seconds: float, compute_seconds: float) -> None:
 def chunk_failed(outcome: str) -> None:
     """A chunk has no rows; `outcome` is the error's."""
     _chunks.labels(outcome).inc()
+
+
+class _EngineSteps(Collector):
+    """The engine's plain counters, read when somebody asks."""
+
+    def __init__(self, read: Callable[[], StepCounters]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """One counter by outcome, and the bytes that captured graphs hold."""
+        outcomes = asdict(self._read())
+        held = outcomes.pop("num_bytes")
+        steps = CounterMetricFamily("tulip_engine_steps", "Steps and graphs, by outcome", labels=["outcome"])
+        for outcome, count in outcomes.items():
+            steps.add_metric([outcome], count)
+        yield steps
+        yield GaugeMetricFamily("tulip_graph_bytes", "Device memory of captured graphs", held)
+
+
+@contextmanager
+def engine_steps(read: Callable[[], StepCounters]) -> Iterator[None]:
+    """Export what `read` gives while the context lasts."""
+    collector = _EngineSteps(read)
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)
 
 
 @contextmanager

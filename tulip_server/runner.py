@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rose_engine.batch import Batch
+from rose_engine.batch import Batch, RowLayout
 from rose_engine.description import ModelDescription
 from rose_engine.errors import DeviceLost, StepError
 from rose_engine.lazy_tensor import LazyTensor, finite_rows
@@ -39,7 +39,7 @@ class StepEngine(Protocol):
         ...
 
     def step(self, batch: Batch) -> LazyTensor:
-        """Launch `batch`; hand back its rows `[B, D]` without waiting for them."""
+        """Launch `batch`; hand back its rows `[R, D]` without waiting for them."""
         ...
 
     def would_block(self, batch: Batch) -> bool:
@@ -62,6 +62,20 @@ class Flight:
 
     batch: list[PendingSequence]
     rows: LazyTensor
+    layout: RowLayout | None  # of the rows; None: one from each sequence
+
+    def rows_of(self, run: slice) -> slice:
+        """Where the rows of a stretch of the batch lie."""
+        if self.layout is None:
+            return run
+        cu_rows = self.layout.of_sequences.cu_lengths
+        return slice(int(cu_rows[run.start]), int(cu_rows[run.stop]))
+
+    def position_of(self, row: int) -> int:
+        """The place, in its chunk, of the sequence that a row belongs to."""
+        if self.layout is not None:
+            row = int(np.searchsorted(self.layout.of_sequences.cu_lengths, row, side="right")) - 1
+        return self.batch[row].position
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +84,7 @@ class ColdStep:
 
     batch: list[PendingSequence]
     launch: asyncio.Future[LazyTensor]
+    layout: RowLayout | None
 
 
 class Runner:
@@ -141,7 +156,7 @@ class Runner:
             case Event.COLD_STEP_LAUNCHED:
                 assert self._cold_step is not None
                 cold, self._cold_step = self._cold_step, None
-                self._enter(cold.batch, cold.launch.result)
+                self._enter(cold.batch, cold.launch.result, cold.layout)
             case Event.OLDEST_RESULT:
                 self._deliver(self._in_flight.popleft())
 
@@ -153,11 +168,13 @@ class Runner:
         if self._engine.would_block(packed):
             launch = self._loop.run_in_executor(self._cold_steps, self._engine.step, packed)
             launch.add_done_callback(lambda _: self._batcher.changed.set())
-            self._cold_step = ColdStep(batch, launch)
+            self._cold_step = ColdStep(batch, launch, packed.rows)
         else:
-            self._enter(batch, lambda: self._engine.step(packed))
+            self._enter(batch, lambda: self._engine.step(packed), packed.rows)
 
-    def _enter(self, batch: list[PendingSequence], step: Callable[[], LazyTensor]) -> None:
+    def _enter(
+        self, batch: list[PendingSequence], step: Callable[[], LazyTensor], layout: RowLayout | None
+    ) -> None:
         """Put `batch` in flight, or fail it with what `step` raises."""
         try:
             rows = step()
@@ -166,7 +183,7 @@ class Runner:
             if _ends_the_loop(error):
                 raise
             return
-        self._in_flight.append(Flight(batch, rows))
+        self._in_flight.append(Flight(batch, rows, layout))
         metrics.in_flight_changed(len(self._in_flight))
         rows.add_done_callback(self._announce)
 
@@ -178,11 +195,11 @@ class Runner:
         """Hand each chunk its rows. A row that is not finite fails its own chunk and no other."""
         metrics.in_flight_changed(len(self._in_flight))
         try:
-            rows_BD = flight.rows.result()
-            assert len(rows_BD) == len(flight.batch), (
-                "not a row for each sequence: this is a bug of the engine"
+            rows_RD = flight.rows.result()
+            assert len(rows_RD) == flight.rows_of(slice(0, len(flight.batch))).stop, (
+                "not the rows that were asked for: this is a bug of the engine"
             )
-            good_B = finite_rows(rows_BD, self._engine.description.dimensions)
+            good_R = finite_rows(rows_RD, self._engine.description.dimensions)
         except Exception as error:
             self._fail(flight.batch, error)
             if _ends_the_loop(error):
@@ -190,11 +207,13 @@ class Runner:
             return
         now = self._batcher.now()
         for chunk, run in _runs(flight.batch):
-            first = flight.batch[run.start].position
-            if good_B[run].all():
-                chunk.deliver(first, rows_BD[run], now)
+            rows = flight.rows_of(run)
+            if good_R[rows].all():
+                first = flight.batch[run.start].position
+                chunk.deliver(first, run.stop - run.start, rows_RD[rows], now)
             else:
-                self._batcher.fail(chunk, NonFiniteRow(first + int(np.argmin(good_B[run]))))
+                bad = rows.start + int(np.argmin(good_R[rows]))
+                self._batcher.fail(chunk, NonFiniteRow(flight.position_of(bad)))
 
     def _fail(self, batch: list[PendingSequence], error: BaseException) -> None:
         log.error("a batch of %d sequences failed", len(batch), exc_info=error)

@@ -26,6 +26,7 @@ from protos import codec
 from protos.fingerprint import tokenizer_hash
 from protos.tulip.v1 import inference_pb2 as pb
 from protos.tulip.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+from rose_engine.step_counters import StepCounters
 from tulip_server import metrics
 from tulip_server.batcher import BatchBudget, Batcher
 from tulip_server.config import ServerConfig
@@ -51,12 +52,17 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 
 
 class ServableEngine(LoadedEngine, Protocol):
     """What the server needs of `rose_engine.engine.Engine`."""
+
+    @property
+    def counters(self) -> StepCounters:
+        """What became of the steps so far."""
+        ...
 
     def close(self) -> None:
         """Give everything back; no step follows."""
@@ -104,7 +110,8 @@ async def serve(config: ServerConfig, load_engine: Callable[[], ServableEngine])
         reference_cosine = check_reference(engine, config)
         server = Server(engine, config, listener, reference_cosine)
         await server.start()
-        with ready_file(config.ready_file, {"port": listener.port, "metrics_port": metrics_port}):
+        ports = {"port": listener.port, "metrics_port": metrics_port}
+        with metrics.engine_steps(lambda: engine.counters), ready_file(config.ready_file, ports):
             await server.run(stop)
         await server.drain()
 

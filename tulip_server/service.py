@@ -100,7 +100,9 @@ class InferenceService(InferenceServicer):
     def submit(self, request: pb.InferRequest) -> PendingChunk:
         """Queue a chunk. Raises `BadChunk`, `Overloaded` or `ShuttingDown`, and then nothing was queued."""
         self.row_format.check(request.output)
-        return self._batcher.submit(to_sequences(request, self._limits), timeout_seconds(request))
+        sequences = to_sequences(request, self._limits)
+        self.row_format.check_size(sequences)
+        return self._batcher.submit(sequences, timeout_seconds(request))
 
     def cancel(self, chunk: PendingChunk) -> None:
         """Forget a chunk that nobody waits for any more."""

@@ -5,7 +5,7 @@ Knows the byte layout only through `protos.codec`, and nothing of queues or conn
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,9 @@ def to_sequences(request: pb.InferRequest, limits: EngineLimits) -> tuple[Sequen
     _check_lengths(lengths_B, len(token_ids_T), None if segment_ids_T is None else len(segment_ids_T))
     sequences = _split(token_ids_T, segment_ids_T, lengths_B)
     _check_limits(sequences, token_ids_T, segment_ids_T, lengths_B, limits)
-    return sequences
+    if request.output == pb.OUTPUT_TOKENS:
+        sequences = tuple(replace(sequence, per_token=True) for sequence in sequences)
+    return _with_spans(sequences, request, limits) if request.HasField("spans") else sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,19 @@ class RowFormat:
 
     dimensions: int  # D
     quantized: bool  # int8 rows: D codes, then the packed bits
+    hidden_size: int = 0  # of rows that are tokens' hidden states; 0: the model has none to show
 
     @classmethod
     def of(cls, description: ModelDescription) -> RowFormat:
         """The format of the rows of the model that is described."""
-        return cls(description.dimensions, quantized=description.row_dtype == "int8")
+        hidden_size = description.hidden_size if description.task == "embed" else 0
+        return cls(description.dimensions, description.row_dtype == "int8", hidden_size)
 
     @property
     def outputs(self) -> tuple[pb.Output, ...]:
         """What a request may ask for."""
-        return (pb.OUTPUT_OWN, pb.OUTPUT_INT8, pb.OUTPUT_BITS) if self.quantized else (pb.OUTPUT_OWN,)
+        quantized = (pb.OUTPUT_INT8, pb.OUTPUT_BITS) if self.quantized else ()
+        return (pb.OUTPUT_OWN, *quantized, *((pb.OUTPUT_TOKENS,) if self.hidden_size else ()))
 
     def check(self, output: pb.Output) -> None:
         """Raise `BadChunk` for an output that this model does not have."""
@@ -63,8 +68,21 @@ class RowFormat:
             names = ", ".join(pb.Output.Name(known) for known in self.outputs)
             raise BadChunk("output", f"{output} is none of this model's outputs, {names}")
 
+    def check_size(self, sequences: tuple[Sequence, ...]) -> None:
+        """Raise `BadChunk` for rows of spans, or of tokens, that together are too large for a reply."""
+        first = sequences[0]  # a chunk's sequences are of one kind
+        if first.spans is None and not first.per_token:
+            return
+        num_rows = sum(sequence.num_rows for sequence in sequences)
+        row_bytes = 4 * (self.hidden_size if first.per_token else self.dimensions)
+        if num_rows * row_bytes > codec.MAX_ROW_BYTES:
+            most = codec.MAX_ROW_BYTES // row_bytes
+            raise BadChunk("lengths", f"{num_rows} rows, of which one reply holds at most {most}")
+
     def cut(self, rows: NDArray[Any], output: pb.Output) -> NDArray[Any]:
-        """The part of each row that was asked for: values `[B, D]`, or uint8 `[B, ceil(D / 8)]` for bits."""
+        """The part of each row that was asked for: values `[R, D]`, or uint8 `[R, ceil(D / 8)]` for bits."""
+        if output == pb.OUTPUT_TOKENS:
+            return rows
         bits = rows[:, self.dimensions :]
         return bits.view(np.uint8) if output == pb.OUTPUT_BITS else rows[:, : self.dimensions]
 
@@ -75,7 +93,7 @@ def to_reply(result: ChunkResult, row_format: RowFormat, output: pb.Output = pb.
         queue_us=round(result.queue_seconds * _MICROSECONDS),
         compute_us=round(result.compute_seconds * _MICROSECONDS),
     )
-    rows = row_format.cut(result.rows_BD, output)
+    rows = row_format.cut(result.rows_RD, output)
     return pb.InferReply(rows=codec.encode_tensor(rows), timings=timings)
 
 
@@ -114,6 +132,7 @@ def to_describe_reply(
         weights_hash=description.weights_hash,
         outputs=RowFormat.of(description).outputs,
         reference_cosine=reference_cosine,
+        hidden_size=description.hidden_size,
     )
 
 
@@ -122,9 +141,9 @@ def timeout_seconds(request: pb.InferRequest) -> float:
     return request.timeout_us / _MICROSECONDS if request.timeout_us else float("inf")
 
 
-def _decode_ids(tensor: pb.Tensor, field: str) -> Int32Array:
+def _decode_ids(tensor: pb.Tensor, field: str, ndim: int = 1) -> Int32Array:
     try:
-        return codec.decode_tensor(tensor, field, pb.DTYPE_INT32, 1)
+        return codec.decode_tensor(tensor, field, pb.DTYPE_INT32, ndim)
     except codec.CodecError as error:
         raise BadChunk(field, str(error).removeprefix(f"{field}: ")) from error
 
@@ -149,6 +168,36 @@ def _split(
     if segment_ids_T is None:
         return tuple(Sequence(token_ids_T[start:stop]) for start, stop in bounds)
     return tuple(Sequence(token_ids_T[start:stop], segment_ids_T[start:stop]) for start, stop in bounds)
+
+
+def _with_spans(
+    sequences: tuple[Sequence, ...], request: pb.InferRequest, limits: EngineLimits
+) -> tuple[Sequence, ...]:
+    """`sequences`, each with its own of the request's spans, which it can have."""
+    spans_S2 = _decode_ids(request.spans, "spans", ndim=2)
+    counts_B = _decode_ids(request.span_counts, "span_counts")
+    if spans_S2.shape[1] != 2:
+        raise BadChunk("spans", f"{spans_S2.shape[1]} numbers each, where a start and an end were expected")
+    if len(counts_B) != len(sequences):
+        raise BadChunk("span_counts", f"{len(counts_B)} of them, but {len(sequences)} sequences")
+    if counts_B.min() < 0 or counts_B.sum(dtype=np.int64) != len(spans_S2):
+        raise BadChunk("span_counts", f"they do not add up to the {len(spans_S2)} spans")
+    parts = np.split(spans_S2, np.cumsum(counts_B)[:-1])
+    spanned = tuple(replace(s, spans=part) for s, part in zip(sequences, parts, strict=True))
+    if request.output == pb.OUTPUT_TOKENS or not _in_order(spans_S2, counts_B, sequences):
+        raise _bad_chunk("spans", spanned, limits)
+    return spanned
+
+
+def _in_order(spans_S2: Int32Array, counts_B: Int32Array, sequences: tuple[Sequence, ...]) -> bool:
+    """Whether every sequence has spans, each of at least one of its tokens, in order and apart."""
+    if counts_B.min() < 1:
+        return False
+    starts_S, ends_S = spans_S2[:, 0], spans_S2[:, 1]
+    lengths_S = np.repeat([sequence.num_tokens for sequence in sequences], counts_B)
+    earliest_S = np.concatenate([[0], ends_S[:-1]])
+    earliest_S[np.cumsum(counts_B)[:-1]] = 0  # of each sequence's first span
+    return bool(((earliest_S <= starts_S) & (starts_S < ends_S) & (ends_S <= lengths_S)).all())
 
 
 def _check_limits(

@@ -57,13 +57,15 @@ class RaggedLayout:
     `cu_lengths` is int32 `[B + 1]`, on the device. Inside a captured graph its contents change from
     replay to replay while `max_length`, an upper bound of every length, `num_sequences` and the token
     count stay; spare sequences have length zero and spare tokens lie behind the last sequence.
-    `lengths` is what the host knows: exact when eager, `None` inside a graph.
+    `lengths` is what the host knows: exact when eager, `None` inside a graph. `spans_R2`, int32, says which
+    tokens are pooled to a row each, by start and end, in order and apart; `None`: those of each sequence.
     """
 
     cu_lengths: Tensor
     max_length: int
     num_sequences: int
     lengths: tuple[int, ...] | None
+    spans_R2: Tensor | None = None
 
 
 # (q_TNH, k_TMH, v_TMH, spec) -> out_TNH, over the layout it was bound to. Rows of spare tokens are undefined.

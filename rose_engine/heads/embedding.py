@@ -74,8 +74,11 @@ class EmbeddingHead(nn.Module):
         return head
 
     def forward(self, hidden_TD: Tensor, layout: RaggedLayout) -> Tensor:
-        """Embeddings, float32 `[B, D]`; where the chain quantises, int8 `[B, row_width(D)]`."""
-        if self._one_launch is not None and runs_triton(hidden_TD):
+        """Embeddings, float32 `[B, D]`; where the chain quantises, int8 `[B, row_width(D)]`.
+
+        One per sequence; with spans in the layout one per span.
+        """
+        if self._one_launch is not None and layout.spans_R2 is None and runs_triton(hidden_TD):
             bounds = layout.cu_lengths, layout.max_length
             return pool_normalize(hidden_TD, *bounds, self._one_launch, unit_length=self._normalize)
         rows_BD = pool(self._pooling, hidden_TD, layout)

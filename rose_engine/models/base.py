@@ -60,12 +60,12 @@ class Head(Protocol):
     """Hidden states to rows."""
 
     def __call__(self, hidden_TD: Tensor, layout: RaggedLayout) -> Tensor:
-        """Rows `[B, ...]`, one per sequence."""
+        """Rows `[B, ...]`, one per sequence, or `[R, ...]`, one per span of the layout."""
         ...
 
 
 class Model:
-    """A trunk with its head: packed token ids to one row per sequence."""
+    """A trunk with its head: packed token ids to rows."""
 
     def __init__(self, trunk: Trunk, head: Head, facts: TrunkFacts) -> None:
         self.trunk = trunk
@@ -73,5 +73,9 @@ class Model:
         self._head = head
 
     def __call__(self, batch: DeviceBatch, attend: Attend) -> Tensor:
-        """Rows `[B, D]` on the device; call it under `torch.inference_mode`."""
-        return self._head(self.trunk(batch, attend), batch.layout)
+        """Rows on the device: `[B, D]`, or `[R, D]` of spans, or hidden states `[T, D]`, float32 these too.
+
+        Call it under `torch.inference_mode`.
+        """
+        hidden_TD: Tensor = self.trunk(batch, attend)
+        return hidden_TD.float() if batch.per_token else self._head(hidden_TD, batch.layout)

@@ -52,11 +52,18 @@ MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
         ({"pooling_mode": "cls"}, ("cls",)),
         ({"pooling_mode": ["mean", "cls"], **MEAN}, ("mean", "cls")),
         ({"pooling_mode": "weightedmean", **MEAN}, ("weightedmean",)),
+        ({"include_prompt": False, **MEAN}, ("mean",)),
     ],
 )
 def test_pooling_in_both_layouts(folder, pooling, expected):
     write_modules(folder, f"{NEW}.Pooling", pooling=pooling)
     assert chain_of(folder) == ModuleChain(expected)
+
+
+def test_a_contextual_model_without_modules_quantises(folder):
+    code = {"AutoModel": "modeling.PPLXQwen3ContextualModel"}
+    write(folder / "config.json", {"architectures": ["PPLXQwen3ContextualModel"], "auto_map": code})
+    assert chain_of(folder) == ModuleChain(("mean",), quantize=True)
 
 
 def test_dense_and_normalize(folder):
@@ -96,7 +103,6 @@ def test_facts_tell_chains_apart(folder):
         ([f"{OLD}.Normalize", f"{OLD}.Pooling"], {"pooling": MEAN}, "Transformer -> Normalize -> Pooling"),
         ([f"{OLD}.Pooling"], {}, "1_Pooling/config.json: No such file"),
         ([f"{OLD}.Pooling"], {"pooling": {"pooling_mode": "sum"}}, "pooling_mode 'sum' is not supported"),
-        ([f"{OLD}.Pooling"], {"pooling": {**MEAN, "include_prompt": False}}, "include_prompt false"),
         (
             [f"{OLD}.Pooling"],
             {"pooling": {"pooling_mode_cls_token": 1}},

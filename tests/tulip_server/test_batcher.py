@@ -275,9 +275,9 @@ def test_rows_land_at_their_sequences_in_any_order_of_delivery(lengths, data):
         for batch in data.draw(st.permutations(batches)):
             assert not chunk.future.done()
             rows = np.array([[p.position, -p.position] for p in batch], np.float32)
-            chunk.deliver(batch[0].position, rows, now=0.0)
+            chunk.deliver(batch[0].position, len(batch), rows, now=0.0)
         expected = [[i, -i] for i in range(len(lengths))]
-        np.testing.assert_array_equal(chunk.future.result().rows_BD, expected)
+        np.testing.assert_array_equal(chunk.future.result().rows_RD, expected)
 
     asyncio.run(scenario())
 
@@ -290,8 +290,8 @@ async def test_a_result_says_where_the_time_went():
         clock.seconds = now
         queue.next_batch()
     rows = np.zeros((1, 2), np.float32)
-    chunk.deliver(0, rows, 103.5)
-    chunk.deliver(1, rows, 104.0)
+    chunk.deliver(0, 1, rows, 103.5)
+    chunk.deliver(1, 1, rows, 104.0)
     result = await chunk.future
     assert (result.queue_seconds, result.compute_seconds) == (3.0, 1.0)
 
@@ -301,7 +301,7 @@ async def test_rows_for_a_chunk_that_ended_are_dropped():
     chunk = queue.submit(sequences(1))
     queue.next_batch()
     chunk.future.cancel()
-    chunk.deliver(0, np.zeros((1, 2), np.float32), 0.0)
+    chunk.deliver(0, 1, np.zeros((1, 2), np.float32), 0.0)
     queue.fail(chunk, NonFiniteRow(0))
     assert chunk.future.cancelled()
 

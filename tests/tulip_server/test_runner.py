@@ -148,7 +148,7 @@ async def test_with_room_in_flight_a_result_does_not_wait_for_new_work():
         await settled()
         engine.steps[0].complete()
         result = await chunk.future
-        np.testing.assert_array_equal(result.rows_BD, expected_rows(sequence(ord("A"))))
+        np.testing.assert_array_equal(result.rows_RD, expected_rows(sequence(ord("A"))))
 
 
 async def test_sequences_accumulate_while_the_engine_is_busy():
@@ -172,7 +172,7 @@ async def test_a_result_that_another_thread_declares_wakes_the_loop():
         thread.start()
         result = await chunk.future
         thread.join()
-        assert len(result.rows_BD) == 1
+        assert len(result.rows_RD) == 1
 
 
 async def rows_of_one_queue(depth: int) -> list[np.ndarray]:
@@ -182,7 +182,7 @@ async def rows_of_one_queue(depth: int) -> list[np.ndarray]:
             batcher.submit(tuple(sequence(100 * i + j, n) for j, n in enumerate(chunk)))
             for i, chunk in enumerate(lengths)
         ]
-        return [(await chunk.future).rows_BD for chunk in chunks]
+        return [(await chunk.future).rows_RD for chunk in chunks]
 
 
 async def test_depth_changes_no_bit():
@@ -325,7 +325,7 @@ async def test_a_chunk_cancelled_in_flight_leaves_its_neighbours_alone():
         cancelled.future.cancel()
         engine.steps[0].complete()
         result = await other.future
-        np.testing.assert_array_equal(result.rows_BD, expected_rows(sequence(ord("B"))))
+        np.testing.assert_array_equal(result.rows_RD, expected_rows(sequence(ord("B"))))
 
 
 # -- steps that go wrong
@@ -355,8 +355,8 @@ async def test_a_row_that_is_not_finite_fails_its_own_chunk_by_index(value):
         with pytest.raises(NonFiniteRow) as caught:
             await spoilt.future
         assert caught.value.sequence_index == 2
-        np.testing.assert_array_equal((await before.future).rows_BD, expected_rows(sequence(1), sequence(2)))
-        np.testing.assert_array_equal((await after.future).rows_BD, expected_rows(sequence(5)))
+        np.testing.assert_array_equal((await before.future).rows_RD, expected_rows(sequence(1), sequence(2)))
+        np.testing.assert_array_equal((await after.future).rows_RD, expected_rows(sequence(5)))
 
 
 async def test_the_index_counts_within_the_chunk_also_across_batches():
@@ -381,7 +381,7 @@ async def test_a_failed_step_fails_its_batch_and_no_other(error):
             with pytest.raises(StepFailed):
                 await chunk.future
         for chunk in chunks[2:]:
-            assert len((await chunk.future).rows_BD) == 1
+            assert len((await chunk.future).rows_RD) == 1
 
 
 class Refusing(FakeEngine):
@@ -406,7 +406,7 @@ async def test_the_loop_survives_an_engine_that_raises(error, blocks):
             await failed.future
         engine.error = None
         (fine,) = submit_letters(batcher, "B")
-        assert len((await fine.future).rows_BD) == 1
+        assert len((await fine.future).rows_RD) == 1
 
 
 async def test_a_bug_is_not_told_to_clients():
@@ -452,7 +452,7 @@ async def test_a_closed_queue_is_worked_off_before_the_loop_ends():
     batcher.close()
     await complete_in_order(engine, 4)
     await runner
-    assert all(len(chunk.future.result().rows_BD) == 1 for chunk in chunks)
+    assert all(len(chunk.future.result().rows_RD) == 1 for chunk in chunks)
 
 
 async def test_a_cancelled_loop_answers_everybody():

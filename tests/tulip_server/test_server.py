@@ -212,6 +212,8 @@ async def test_metrics_have_their_own_port(tmp_path):
         'tulip_chunks_total{outcome="ok"}',
         "tulip_queue_seconds_bucket",
         "tulip_compute_seconds_bucket",
+        'tulip_engine_steps_total{outcome="eager"} 1.0',
+        "tulip_graph_bytes 0.0",
     ):
         assert name in text
 

@@ -20,6 +20,7 @@ class Output(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTPUT_OWN: _ClassVar[Output]
     OUTPUT_INT8: _ClassVar[Output]
     OUTPUT_BITS: _ClassVar[Output]
+    OUTPUT_TOKENS: _ClassVar[Output]
 
 class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,6 +35,7 @@ DTYPE_UINT8: DType
 OUTPUT_OWN: Output
 OUTPUT_INT8: Output
 OUTPUT_BITS: Output
+OUTPUT_TOKENS: Output
 TASK_UNSPECIFIED: Task
 TASK_EMBED: Task
 TASK_SCORE: Task
@@ -49,18 +51,22 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class InferRequest(_message.Message):
-    __slots__ = ("token_ids", "lengths", "segment_ids", "timeout_us", "output")
+    __slots__ = ("token_ids", "lengths", "segment_ids", "timeout_us", "output", "spans", "span_counts")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     token_ids: Tensor
     lengths: Tensor
     segment_ids: Tensor
     timeout_us: int
     output: Output
-    def __init__(self, token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., lengths: _Optional[_Union[Tensor, _Mapping]] = ..., segment_ids: _Optional[_Union[Tensor, _Mapping]] = ..., timeout_us: _Optional[int] = ..., output: _Optional[_Union[Output, str]] = ...) -> None: ...
+    spans: Tensor
+    span_counts: Tensor
+    def __init__(self, token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., lengths: _Optional[_Union[Tensor, _Mapping]] = ..., segment_ids: _Optional[_Union[Tensor, _Mapping]] = ..., timeout_us: _Optional[int] = ..., output: _Optional[_Union[Output, str]] = ..., spans: _Optional[_Union[Tensor, _Mapping]] = ..., span_counts: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class InferReply(_message.Message):
     __slots__ = ("rows", "timings")
@@ -117,7 +123,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("model_id", "server_version", "task", "dimensions", "row_dtype", "pooling", "normalized", "max_length", "vocabulary_size", "num_segments", "max_batch_tokens", "max_batch_sequences", "max_waiting_tokens", "dtype", "device", "attention_backend", "tokenizer_hash", "weights_hash", "outputs", "reference_cosine")
+    __slots__ = ("model_id", "server_version", "task", "dimensions", "row_dtype", "pooling", "normalized", "max_length", "vocabulary_size", "num_segments", "max_batch_tokens", "max_batch_sequences", "max_waiting_tokens", "dtype", "device", "attention_backend", "tokenizer_hash", "weights_hash", "outputs", "reference_cosine", "hidden_size")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +144,7 @@ class DescribeReply(_message.Message):
     WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_COSINE_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     server_version: str
     task: Task
@@ -158,4 +165,5 @@ class DescribeReply(_message.Message):
     weights_hash: str
     outputs: _containers.RepeatedScalarFieldContainer[Output]
     reference_cosine: float
-    def __init__(self, model_id: _Optional[str] = ..., server_version: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., row_dtype: _Optional[_Union[DType, str]] = ..., pooling: _Optional[str] = ..., normalized: _Optional[bool] = ..., max_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., num_segments: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention_backend: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., weights_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., reference_cosine: _Optional[float] = ...) -> None: ...
+    hidden_size: int
+    def __init__(self, model_id: _Optional[str] = ..., server_version: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., row_dtype: _Optional[_Union[DType, str]] = ..., pooling: _Optional[str] = ..., normalized: _Optional[bool] = ..., max_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., num_segments: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention_backend: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., weights_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., reference_cosine: _Optional[float] = ..., hidden_size: _Optional[int] = ...) -> None: ...

@@ -3,7 +3,8 @@
 isort:skip_file
 The protocol between the gateway (Ivy) and the inference server (Tulip).
 
-A chunk is a few sequences of token ids; a reply is one row per sequence, in the same order.
+A chunk is a few sequences of token ids; a reply is one row per sequence, in the same order, or several
+from each: one per span, or one per token.
 Ids and rows travel as packed little-endian bytes (see Tensor), never as repeated numbers.
 """
 

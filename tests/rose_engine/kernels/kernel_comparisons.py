@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rose_engine.kernels.embed_gather import embed_gather, embed_gather_twin
-from rose_engine.kernels.gelu_bias import gelu_bias, gelu_bias_twin
 from rose_engine.kernels.gelu_mul import gelu_mul, gelu_mul_twin
 from rose_engine.kernels.layer_norm import add_layer_norm, add_layer_norm_twin
 from rose_engine.kernels.pool_normalize import pool_normalize, pool_normalize_twin
@@ -177,11 +176,6 @@ def compare_add_layer_norm(setting: Setting, width: int) -> None:
     parameters = (setting.random(width), setting.random(width, scale=0.5), 1e-12)
     got = add_layer_norm(hidden_TD, residual_TD, *parameters, setting.pdl)
     setting.assert_close(got, add_layer_norm_twin(hidden_TD, residual_TD, *parameters))
-
-
-def compare_gelu_bias(setting: Setting, width: int) -> None:
-    hidden_TI, bias_I = setting.random(setting.tokens, width, scale=3), setting.random(width)
-    setting.assert_close(gelu_bias(hidden_TI, bias_I, setting.pdl), gelu_bias_twin(hidden_TI, bias_I))
 
 
 def compare_pool_normalize(setting: Setting, width: int) -> None:

@@ -15,7 +15,6 @@ from triton.runtime import driver
 
 from rose_engine.kernels import (
     embed_gather,
-    gelu_bias,
     gelu_mul,
     layer_norm,
     pool_normalize,
@@ -31,7 +30,6 @@ from rose_engine.layers.rotary import RotarySpec
 
 MODULES = (
     embed_gather,
-    gelu_bias,
     gelu_mul,
     layer_norm,
     pool_normalize,
@@ -122,7 +120,6 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "add_layer_norm": lambda: layer_norm.add_layer_norm(
         rows(T, 384), rows(T, 384), rows(384), rows(384), EPSILON, pdl=True
     ),
-    "gelu_bias": lambda: gelu_bias.gelu_bias(rows(T, 1536), rows(1536), pdl=True),
     "gelu_mul": lambda: gelu_mul.gelu_mul(rows(T, 2 * I), pdl=True),
     "pool last": lambda: pool("last"),
     "pool first": lambda: pool("first"),
