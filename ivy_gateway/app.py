@@ -17,26 +17,64 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ivy_gateway import metrics
-from ivy_gateway.config import GatewayConfig
+from ivy_gateway.access import PROBES, ApiKeys, RequireKey
+from ivy_gateway.config import OWN_ID_POLICIES, GatewayConfig
 from ivy_gateway.errors import StartupError, UnknownRoute
+from ivy_gateway.foreign_vocabulary import ForeignVocabulary
 from ivy_gateway.model_profile import ModelProfile
 from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.reference import check_reference
 from ivy_gateway.replicas import ReplicaPool
-from ivy_gateway.routes import admin, openai, tei, vllm
-from ivy_gateway.routes.render import Family, render
+from ivy_gateway.routes import (
+    admin,
+    classify,
+    cohere_embed,
+    contextual,
+    openai,
+    perplexity,
+    pooling,
+    rerank,
+    root,
+    similarity,
+    tei,
+    tokens,
+    vllm,
+)
+from ivy_gateway.routes.render import families, family_of, render
 from ivy_gateway.templates import CARD_INSTRUCTION, reranker_form
 from ivy_gateway.tokenizer import TextTokenizer
 from protos import __version__
 
 logger = logging.getLogger(__name__)
 
-ROUTERS = (tei.router, openai.router, vllm.router, admin.router, admin.models_router)
+ROUTERS = (
+    tei.router,
+    openai.router,
+    cohere_embed.router,
+    perplexity.router,
+    contextual.router,
+    vllm.router,
+    pooling.router,
+    rerank.router,
+    rerank.versioned_router,
+    classify.router,
+    classify.vllm_router,
+    similarity.router,
+    tokens.router,
+    tokens.vllm_router,
+    root.router,
+    admin.router,
+    admin.models_router,
+)
 
+_FAMILIES = families(route for router in ROUTERS for route in router.routes)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+# What scripts on a web page may read of a reply, besides its body.
+_EXPOSED_HEADERS = ("x-request-id", "x-truncated-inputs", "x-embedding-space", "retry-after")
 _FIRST_READY_SECONDS = 2.0  # how long the start waits for a replica before it serves 503s meanwhile
 
 
@@ -58,14 +96,16 @@ def create_app(config: GatewayConfig) -> FastAPI:
         max_length=profile.max_length,
         workers=config.tokenizer_workers,
         lower_case=profile.do_lower_case,
+        separator=profile.separator,
         reranker_form=form,
         instruction=CARD_INSTRUCTION if config.instruction is None else config.instruction,
     )
     check_reference(config, tokenizer)
+    foreign = ForeignVocabulary.load(config.token_ids) if config.token_ids not in OWN_ID_POLICIES else None
     app = FastAPI(
         title="Bouquet",
         version=__version__,
-        lifespan=lambda app: _lifespan(app, config, profile, tokenizer),
+        lifespan=lambda app: _lifespan(app, config, profile, tokenizer, foreign),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -73,17 +113,39 @@ def create_app(config: GatewayConfig) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _no_such_route)
-    app.add_middleware(RequestScope)
+    _add_middleware(app, config, ApiKeys.read(config))
     return app
+
+
+def _add_middleware(app: FastAPI, config: GatewayConfig, keys: ApiKeys) -> None:
+    """From the inside out: keys, cross-origin requests (whose preflights carry no key), request ids."""
+    if keys:
+        open_paths = PROBES | ({"/metrics"} if config.open_metrics else set())
+        app.add_middleware(
+            RequireKey, keys=keys, open_paths=open_paths, family_of=lambda path: family_of(path, _FAMILIES)
+        )
+    if config.cors_allow_origins != ("none",):
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_allow_origins,
+            allow_methods=("GET", "POST", "OPTIONS"),
+            allow_headers=("authorization", "content-type", "x-request-id"),
+            expose_headers=_EXPOSED_HEADERS,
+        )
+    app.add_middleware(RequestScope)
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(
-    app: FastAPI, config: GatewayConfig, profile: ModelProfile, tokenizer: TextTokenizer
+    app: FastAPI,
+    config: GatewayConfig,
+    profile: ModelProfile,
+    tokenizer: TextTokenizer,
+    foreign: ForeignVocabulary | None,
 ) -> AsyncIterator[None]:
     asyncio.get_running_loop().set_debug(config.debug)
     pool = ReplicaPool(config.replicas, tokenizer.hash, config.max_waiting_tokens)
-    app.state.pipeline = Pipeline(config, profile, tokenizer, pool)
+    app.state.pipeline = Pipeline(config, profile, tokenizer, pool, foreign)
     with contextlib.closing(tokenizer):
         async with pool.running():
             with contextlib.suppress(TimeoutError):
@@ -100,7 +162,7 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not served on {path}"
     else:
         message = f"there is no {path}{_nearest(request.app, path)}"
-    family = Family.O if path.startswith(("/v1/", "/v2/")) else Family.T
+    family = family_of(path, _FAMILIES)
     response = render(UnknownRoute(message, error.status_code), family)
     response.headers.update(error.headers or {})
     return response

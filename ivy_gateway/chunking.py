@@ -5,6 +5,7 @@ Pure functions: knows nothing of replicas, of deadlines or of what the rows mean
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,12 +46,12 @@ def split(
 
 
 def merge(chunk_rows: Sequence[NDArray[Any]], chunks: Sequence[Chunk]) -> NDArray[Any]:
-    """The rows of all chunks, `[inputs, D]`, in the job's order; row i of a chunk belongs to its input i."""
+    """The rows of all chunks, `[R, D]`, in the job's order; a chunk's are in the order of its inputs."""
     assert len(chunk_rows) == len(chunks), "one block of rows per chunk: this is a bug of the caller"
-    rows_BD = np.concatenate(chunk_rows)
-    order_B = np.fromiter((item.index for chunk in chunks for item in chunk.inputs), np.intp, len(rows_BD))
-    if np.array_equal(order_B, np.arange(len(order_B))):
-        return rows_BD
-    merged_BD = np.empty_like(rows_BD)
-    merged_BD[order_B] = rows_BD
-    return merged_BD
+    rows_RD = np.concatenate(chunk_rows)
+    indexes = [item.index for chunk in chunks for item in chunk.inputs]
+    if all(earlier < later for earlier, later in itertools.pairwise(indexes)):
+        return rows_RD
+    counts = [item.num_rows(chunk.output) for chunk in chunks for item in chunk.inputs]
+    parts = np.split(rows_RD, np.cumsum(counts)[:-1])
+    return np.concatenate([parts[place] for place in np.argsort(indexes)])

@@ -23,10 +23,13 @@ from ivy_gateway.errors import StartupError
 
 ENVIRONMENT_PREFIX = "IVY_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
-TOKEN_ID_POLICIES = ("reject", "model")
+OWN_ID_POLICIES = ("reject", "model")
+TOKEN_ID_POLICIES = (*OWN_ID_POLICIES, "cl100k_base")  # beyond: names of other models' vocabularies
 RERANKER_TEMPLATES = ("auto", "A", "B", "none")
 
 _ADDRESS = re.compile(r"unix:/.+|(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,]+")
+_API_KEY = re.compile(r"[!-~]+")
 _BOOLEANS = {
     "1": True,
     "true": True,
@@ -56,6 +59,13 @@ class _Setting:
     @property
     def key(self) -> str:
         return ENVIRONMENT_PREFIX + (self.plural or self.name).replace("-", "_").upper()
+
+
+def check_api_key(key: str, source: str) -> str:
+    """`key` itself. Raises `StartupError`, which never repeats it, unless a header can carry it."""
+    if not _API_KEY.fullmatch(key):
+        raise StartupError(f"{source}: a key must be visible ASCII characters without spaces")
+    return key
 
 
 def _boolean(text: str) -> bool:
@@ -157,7 +167,7 @@ class GatewayConfig:
         _Setting(
             "token-ids",
             _choice(*TOKEN_ID_POLICIES),
-            "token ids on /v1/embeddings: reject, or model (its own)",
+            "token ids on /v1/embeddings: reject; model (its own); cl100k_base (OpenAI's, read back as text)",
         ),
     ] = "reject"  # noqa: S105 - not a password
     default_prompt_name: Annotated[
@@ -197,6 +207,29 @@ class GatewayConfig:
         int, _Setting("tokenizer-workers", int, "tokenizing threads of each process (cores, at most 4)")
     ] = field(default_factory=default_tokenizer_workers)
 
+    api_keys: Annotated[
+        tuple[str, ...],
+        _Setting(
+            "api-key",
+            _names,
+            "a key: clients must send one; other users of the machine can see flags",
+            plural="api-keys",
+        ),
+    ] = field(default=(), repr=False)
+    api_keys_file: Annotated[
+        Path | None, _Setting("api-keys-file", Path, "file of further keys, one a line; # starts a comment")
+    ] = None
+    open_metrics: Annotated[bool, _Setting("open-metrics", _boolean, "serve /metrics without a key")] = False
+    cors_allow_origins: Annotated[
+        tuple[str, ...],
+        _Setting(
+            "cors-allow-origin",
+            _names,
+            "an origin whose web pages may ask; * is all, none is none",
+            plural="cors-allow-origins",
+        ),
+    ] = ("*",)
+
     log_level: Annotated[str, _Setting("log-level", _choice(*LOG_LEVELS), ", ".join(LOG_LEVELS))] = "info"
     debug: Annotated[bool, _Setting("debug", _boolean, "asyncio's slow checks, tracebacks in the log")] = (
         False
@@ -205,6 +238,7 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         self._check_ranges()
         self._check_addresses()
+        self._check_access()
         if self.max_waiting_tokens < self.max_chunk_tokens:
             raise StartupError(
                 f"--max-waiting-tokens {self.max_waiting_tokens} is below"
@@ -259,6 +293,17 @@ class GatewayConfig:
                 raise StartupError(f"--replica {address!r} is neither host:port nor unix:/path")
         if len(set(self.replicas)) < len(self.replicas):
             raise StartupError("--replica names one address twice")
+
+    def _check_access(self) -> None:
+        for key in self.api_keys:
+            check_api_key(key, "--api-key")
+        for origin in self.cors_allow_origins:
+            alone = origin in ("*", "none") and len(self.cors_allow_origins) == 1
+            if not alone and not _ORIGIN.fullmatch(origin):
+                raise StartupError(
+                    f"--cors-allow-origin {origin!r} is no origin (https://host or https://host:port);"
+                    " * and none stand alone"
+                )
 
 
 _SETTINGS: dict[str, _Setting] = {

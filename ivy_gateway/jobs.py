@@ -6,14 +6,17 @@ Knows nothing of HTTP, of tokenizers or of gRPC.
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Output(enum.Enum):
     OWN = "own"  # the model's own values: float32, or int8 codes where it quantises
     INT8 = "int8"  # the int8 codes of a model that quantises
     BITS = "bits"  # signs, eight to a byte, the first dimension in the most significant bit
+    TOKENS = "tokens"  # of servers only: a float32 vector for every token, its last hidden state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,8 +56,30 @@ class EmbedJob:
     prompt_name: str | None = None
     normalize: bool = True
     dimensions: int | None = None
+    dimensions_field: str = "dimensions"  # the client's name for it, for messages
+    add_special_tokens: bool = True
     output: Output = Output.OWN
     output_field: str = "encoding_format"  # the client's name for it, for messages
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentsJob:
+    """Documents to embed chunk by chunk, each chunk in view of its whole document.
+
+    `input_field` is the client's name for the documents, for messages.
+    """
+
+    documents: tuple[tuple[str, ...], ...]  # the texts of each one's chunks, in order
+    input_field: str
+    deadline: float
+    normalize: bool = False
+    dimensions: int | None = None
+    dimensions_field: str = "dimensions"
+    output: Output = Output.OWN
+    output_field: str = "encoding_format"
+
+
+VectorJob = EmbedJob | DocumentsJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +96,10 @@ class ScoreJob:
     deadline: float
     truncation: Truncation = Truncation()
     raw_scores: bool = False
-    max_tokens_per_query: int | None = None
+    max_tokens_per_query: int | None = None  # without special tokens, as the next one
+    max_tokens_per_document: int | None = None
     instruction: str | None = None  # what a language model is told to look for; `None`: the server's default
+    prompt_names: tuple[str | None, str | None] = (None, None)  # of the two sides, where texts are embedded
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +111,28 @@ class ClassifyJob:
     deadline: float
     truncation: Truncation = Truncation()
     raw_scores: bool = False
+    instruction: str | None = None  # as in `ScoreJob`, of pairs
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeJob:
+    """Texts whose tokens somebody wants to see."""
+
+    texts: tuple[str, ...]
+    input_field: str
+    deadline: float
+    prompt_name: str | None = None
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """Token ids of the served model to turn back into text."""
+
+    sequences: tuple[TokenIds, ...]
+    input_field: str
+    deadline: float
+    skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,11 +143,18 @@ class EncodedInput:
     token_ids: Int32Array
     segment_ids: Int32Array | None
     truncated: bool
+    spans: Int32Array | None = None  # [S, 2]: start and end of what makes each row; None: one row of all
 
     @property
     def num_tokens(self) -> int:
         """Tokens, special tokens included."""
         return len(self.token_ids)
+
+    def num_rows(self, output: Output) -> int:
+        """Rows that a server makes of it."""
+        if output is Output.TOKENS:
+            return self.num_tokens
+        return 1 if self.spans is None else len(self.spans)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +168,11 @@ class Chunk:
     def num_tokens(self) -> int:
         """What the chunk costs, in tokens."""
         return sum(item.num_tokens for item in self.inputs)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that a server makes of it."""
+        return sum(item.num_rows(self.output) for item in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +207,32 @@ class EmbeddingResult:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NestedResult:
+    """Several vectors per input, one input's after the other's, in the order of the job.
+
+    `vectors` `[rows, ...]` are as those of `EmbeddingResult`; `counts` says how many each input has.
+    """
+
+    vectors: NDArray[Any]
+    counts: tuple[int, ...]
+    usage: Usage
+    timings: PhaseTimings
+
+    def parts(self) -> list[NDArray[Any]]:
+        """The vectors of each input."""
+        ends = np.cumsum(self.counts)
+        return [
+            np.ascontiguousarray(self.vectors[end - n : end])
+            for end, n in zip(ends, self.counts, strict=True)
+        ]
+
+    def nest(self, values: Iterable[T]) -> list[list[T]]:
+        """`values`, one for each vector, by input."""
+        following = iter(values)
+        return [list(itertools.islice(following, count)) for count in self.counts]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ScoreResult:
     """One score per pair, in the order of the job: `[pairs]`, and the float32 logits they come from."""
 
@@ -162,3 +250,25 @@ class ClassifyResult:
     logits: Float32Array
     usage: Usage
     timings: PhaseTimings
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token: its own part of the text, and where that lies, in UTF-8 bytes of prompt and text.
+
+    Special tokens that the template adds lie nowhere: their text is their name.
+    """
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """Every token of one text, uncut, and the vocabulary's own spelling of each."""
+
+    tokens: tuple[Token, ...]
+    pieces: tuple[str, ...]

@@ -35,6 +35,7 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_CONTEXTUAL_CLASS = "PPLXQwen3ContextualModel"
 # What is shown for a declared torch.nn class. Identity shows as if nothing were declared: clients set
 # thresholds between 0 and 1, and those who want logits ask for raw scores.
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Softmax": "softmax", "Identity": None}
@@ -82,6 +83,8 @@ class ModelProfile:
     pooling: str  # "mean", "cls", "lasttoken" ..., joined by "+" where concatenated; "" for a scorer
     normalize: bool  # the model's own modules end in a normalisation
     labels: tuple[str, ...] = field(default=())  # of a scorer, by row position
+    include_prompt: bool = True  # a prompt's tokens are pooled with the text's
+    separator: str | None = None  # stands between a document's chunks; None: no contextual model
     prompted_pairs: bool = False  # a pair is scored as one prompt (Qwen3-Reranker), should the model score
 
     @property
@@ -110,7 +113,6 @@ class ModelProfile:
         )
         default = default_prompt_name or files.sentence_transformers.get("default_prompt_name")
         _check_default_prompt(default, merged)
-        _check_prompts_are_pooled(files, merged)
         return cls(
             folder=folder,
             task=task,
@@ -125,6 +127,8 @@ class ModelProfile:
             pooling=_pooling(files) if task == "embed" else "",
             normalize=files.module("Normalize") is not None,
             labels=_labels(files) if task == "score" else (),
+            include_prompt=bool((files.module("Pooling") or {}).get("include_prompt", True)),
+            separator=_separator(files),
             prompted_pairs=_prompts_pairs(files),
         )
 
@@ -265,13 +269,19 @@ def _check_default_prompt(name: str | None, prompts: Mapping[str, str]) -> None:
         raise StartupError(f"default prompt {name!r} is not among the model's prompts: {known}")
 
 
-def _check_prompts_are_pooled(files: _ModelFiles, prompts: Mapping[str, str]) -> None:
-    pooling = files.module("Pooling") or {}
-    if not pooling.get("include_prompt", True) and any(prompts.values()):
-        raise StartupError(
-            "the model's pooling leaves prompts out (include_prompt is false), which is not supported:"
-            " its vectors would be wrong for every text with a prompt"
-        )
+def _separator(files: _ModelFiles) -> str | None:
+    """The separator of a contextual model, which is its padding where it has no token for that alone.
+
+    Its code, which its files name and which never runs, is all that tells it from a plain model.
+    """
+    code = files.config.get("auto_map") or {}
+    if str(code.get("AutoModel", "")).rpartition(".")[2] != _CONTEXTUAL_CLASS:
+        return None
+    for name in ("sep_token", "pad_token"):
+        token = files.tokenizer_config.get(name)
+        if spelling := token.get("content") if isinstance(token, dict) else token:
+            return str(spelling)
+    raise StartupError("tokenizer_config.json names no sep_token or pad_token to stand between chunks")
 
 
 def _dimensions(files: _ModelFiles, task: str) -> AllowedDimensions:

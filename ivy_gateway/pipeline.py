@@ -17,21 +17,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ivy_gateway import chunking, metrics, scoring, vectors
+from ivy_gateway import chunking, faults, metrics, scoring, vectors
 from ivy_gateway.config import GatewayConfig
-from ivy_gateway.errors import DeadlineExceeded, InferenceFailed, InvalidValue, UnsupportedTask
+from ivy_gateway.errors import DeadlineExceeded, InferenceFailed, InvalidValue, TooManyInputs, UnsupportedTask
+from ivy_gateway.foreign_vocabulary import ForeignVocabulary
 from ivy_gateway.jobs import (
     Chunk,
     ClassifyJob,
     ClassifyResult,
+    DecodeJob,
+    DocumentsJob,
     EmbeddingResult,
     EmbedJob,
     EncodedInput,
+    NestedResult,
     Output,
     PhaseTimings,
     ScoreJob,
     ScoreResult,
     TokenIds,
+    TokenizedText,
+    TokenizeJob,
     Truncation,
     Usage,
 )
@@ -40,6 +46,7 @@ from ivy_gateway.replica import ChunkRows
 from ivy_gateway.replicas import ReplicaPool
 from ivy_gateway.templates import apply_prompt
 from ivy_gateway.tokenizer import TextTokenizer
+from protos.codec import MAX_ROW_BYTES
 from protos.tulip.v1 import inference_pb2 as pb
 
 # A request is spread over idle replicas while each part keeps at least this many tokens: below that, a second
@@ -57,15 +64,29 @@ class _Rows:
 
 
 class Pipeline:
-    """Answers jobs for one model. `config` and `profile` are public: routes read limits and names there."""
+    """Answers jobs for one model. `config` and `profile` are public: routes read limits and names there.
+
+    `foreign_vocabulary`: what routes read other models' token ids by, where the operator wants that.
+    """
 
     def __init__(
-        self, config: GatewayConfig, profile: ModelProfile, tokenizer: TextTokenizer, pool: ReplicaPool
+        self,
+        config: GatewayConfig,
+        profile: ModelProfile,
+        tokenizer: TextTokenizer,
+        pool: ReplicaPool,
+        foreign_vocabulary: ForeignVocabulary | None = None,
     ) -> None:
         self.config = config
         self.profile = profile
         self.pool = pool
+        self.foreign_vocabulary = foreign_vocabulary
         self._tokenizer = tokenizer
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model gives vectors, not scores. Raises `Unavailable` before a replica is ready."""
+        return self.pool.description.task == pb.TASK_EMBED
 
     @property
     def embedding_space(self) -> str:
@@ -78,6 +99,8 @@ class Pipeline:
         prompts: list[Any] = [sorted(self.profile.prompts.items()), self.profile.default_prompt_name]
         if served.task == pb.TASK_SCORE and self._tokenizer.reranker is not None:
             prompts.append([piece.ids for piece in self._tokenizer.default_pair.pieces])
+        if not self.profile.include_prompt:
+            prompts.append("left out of pooling")
         max_length = min(self.profile.max_length, served.max_length or self.profile.max_length)
         essence = json.dumps([served.weights_hash, self._tokenizer.text_hash, prompts, max_length])
         return hashlib.sha256(essence.encode()).hexdigest()[:16]
@@ -87,11 +110,46 @@ class Pipeline:
 
         Raises the errors of each stage; `UnsupportedTask` for a model that scores pairs.
         """
-        if self.pool.description.task != pb.TASK_EMBED:
+        return (await self.embed_as(job, (job.output,)))[job.output]
+
+    async def embed_as(self, job: EmbedJob, outputs: Sequence[Output]) -> dict[Output, EmbeddingResult]:
+        """As `embed`, in each of `outputs`; computed more than once only where servers quantise.
+
+        Every result states the usage and the timings of the whole.
+        """
+        if not self.embeds:
             raise UnsupportedTask("Model is not an embedding model: it scores pairs (/score, /rerank)")
         with _counted(len(job.inputs)):
             async with _until(job.deadline):
-                result = await self._embed(job)
+                results = await self._embed(job, outputs)
+        any_result = next(iter(results.values()))
+        metrics.job_succeeded(len(job.inputs), any_result.usage, any_result.timings)
+        return results
+
+    async def embed_documents(self, job: DocumentsJob) -> NestedResult:
+        """One vector per chunk of each document, in the job's order.
+
+        Raises the errors of each stage; `UnsupportedTask` for a model that is not contextual.
+        """
+        if self.profile.separator is None or not self.embeds:
+            raise UnsupportedTask("model is not a contextual embedding model: it embeds texts one by one")
+        with _counted(len(job.documents)):
+            async with _until(job.deadline):
+                result = await self._embed_documents(job)
+        metrics.job_succeeded(len(job.documents), result.usage, result.timings)
+        return result
+
+    async def embed_tokens(self, job: EmbedJob) -> NestedResult:
+        """One vector per token of each input: hidden states, cut and normalised only where the job says so.
+
+        Raises the errors of each stage; `UnsupportedTask` for a model that scores pairs, `TooManyInputs` for
+        more vectors than one reply may hold.
+        """
+        if pb.OUTPUT_TOKENS not in self.pool.description.outputs:
+            raise UnsupportedTask("Model is not an embedding model: it has no vectors of tokens")
+        with _counted(len(job.inputs)):
+            async with _until(job.deadline):
+                result = await self._embed_tokens(job)
         metrics.job_succeeded(len(job.inputs), result.usage, result.timings)
         return result
 
@@ -102,7 +160,7 @@ class Pipeline:
         sequences on a model that embeds.
         """
         num_inputs = len(job.pairs) + len(job.joined)
-        embeds = self.pool.description.task == pb.TASK_EMBED
+        embeds = self.embeds
         with _counted(num_inputs):
             async with _until(job.deadline):
                 result = await (self._score_by_cosine(job) if embeds else self._score_pairs(job))
@@ -114,7 +172,7 @@ class Pipeline:
 
         Raises the errors of each stage; `UnsupportedTask` for a model that embeds.
         """
-        if self.pool.description.task != pb.TASK_SCORE:
+        if self.embeds:
             raise UnsupportedTask("model is not a classifier model: it embeds texts")
         with _counted(len(job.inputs)):
             async with _until(job.deadline):
@@ -122,22 +180,81 @@ class Pipeline:
         metrics.job_succeeded(len(job.inputs), result.usage, result.timings)
         return result
 
-    async def _embed(self, job: EmbedJob) -> EmbeddingResult:
+    async def tokenize(self, job: TokenizeJob) -> list[TokenizedText]:
+        """The tokens of each text behind its prompt; no server is asked. Raises what the tokenizer raises."""
+        prompts = apply_prompt(job.texts, self.profile, job.prompt_name)
+        async with _until(job.deadline):
+            return await self._tokenizer.tokenize(
+                prompts, job.input_field, add_special_tokens=job.add_special_tokens
+            )
+
+    async def decode(self, job: DecodeJob) -> list[str]:
+        """The text of each sequence of ids; no server is asked. Raises what the tokenizer raises."""
+        async with _until(job.deadline):
+            return await self._tokenizer.decode(
+                job.sequences, job.input_field, skip_special_tokens=job.skip_special_tokens
+            )
+
+    async def _embed(self, job: EmbedJob, outputs: Sequence[Output]) -> dict[Output, EmbeddingResult]:
         served = self.pool.description
         if job.dimensions is not None:
-            self.profile.dimensions.check(job.dimensions, served.dimensions)
+            self.profile.dimensions.check(job.dimensions, served.dimensions, job.dimensions_field)
+        jobs = [replace(job, output=output) for output in outputs]
+        quantized = pb.OUTPUT_INT8 in served.outputs
+        wired = vectors.wire_outputs(jobs, served.dimensions, quantized=quantized)
+        began = _now()
+        self.pool.check_admission()
+        encoded = await self._encode_texts(job)
+        tokenized = _now()
+        rows = {wire: await self._compute(encoded, job.deadline, wire) for wire in dict.fromkeys(wired)}
+        usage, timings = _usage(encoded, job.inputs), _timings(began, tokenized, *rows.values())
+        finished = (
+            vectors.finish(rows[wire].rows, wanted, already_normalized=served.normalized)
+            for wanted, wire in zip(jobs, wired, strict=True)
+        )
+        return {
+            output: EmbeddingResult(vectors_ND, usage, timings)
+            for output, vectors_ND in zip(outputs, finished, strict=True)
+        }
+
+    async def _embed_documents(self, job: DocumentsJob) -> NestedResult:
+        served = self.pool.description
+        if job.dimensions is not None:
+            self.profile.dimensions.check(job.dimensions, served.dimensions, job.dimensions_field)
         quantized = pb.OUTPUT_INT8 in served.outputs
         output = vectors.wire_output(job, served.dimensions, quantized=quantized)
         began = _now()
         self.pool.check_admission()
-        prompts = apply_prompt(job.inputs, self.profile, job.prompt_name)
-        encoded = await self._tokenizer.encode(
-            prompts, self._within_limit(job.truncation), self.config.auto_truncate, job.input_field
+        encoded = await self._tokenizer.encode_documents(
+            job.documents, served.max_length or None, job.input_field
         )
         tokenized = _now()
         rows = await self._compute(encoded, job.deadline, output)
         finished = vectors.finish(rows.rows, job, already_normalized=served.normalized)
-        return EmbeddingResult(finished, _usage(encoded, job.inputs), _timings(began, tokenized, rows))
+        usage = _usage(encoded, [text for chunks in job.documents for text in chunks])
+        return NestedResult(finished, _counts(encoded, output), usage, _timings(began, tokenized, rows))
+
+    async def _embed_tokens(self, job: EmbedJob) -> NestedResult:
+        width = self.pool.description.hidden_size
+        vectors.wire_output(job, width, quantized=False)  # refuses what hidden states cannot be
+        began = _now()
+        self.pool.check_admission()
+        encoded = await self._encode_texts(job)
+        _check_fits_reply(encoded, width, job.input_field)
+        tokenized = _now()
+        rows = await self._compute(encoded, job.deadline, Output.TOKENS)
+        finished = vectors.finish(rows.rows, job, already_normalized=False)
+        counts, usage = _counts(encoded, Output.TOKENS), _usage(encoded, job.inputs)
+        return NestedResult(finished, counts, usage, _timings(began, tokenized, rows))
+
+    async def _encode_texts(self, job: EmbedJob) -> list[EncodedInput]:
+        return await self._tokenizer.encode(
+            apply_prompt(job.inputs, self.profile, job.prompt_name),
+            self._within_limit(job.truncation),
+            self.config.auto_truncate,
+            job.input_field,
+            add_special_tokens=job.add_special_tokens,
+        )
 
     async def _score_pairs(self, job: ScoreJob) -> ScoreResult:
         if (num_labels := self.pool.description.dimensions) != 1:
@@ -170,7 +287,12 @@ class Pipeline:
         pairs = [prompt for prompt in prompts if prompt.second is not None]
         fields = (job.input_field, job.input_field)
         encoded = await self._tokenizer.encode(texts, truncation, default, job.input_field) if texts else []
-        encoded += await self._tokenizer.encode_pairs(pairs, truncation, default, fields) if pairs else []
+        if texts:
+            _refuse_instruction(job.instruction, "goes into pairs of texts; a lone text takes none")
+        if pairs:
+            encoded += await self._tokenizer.encode_pairs(
+                pairs, truncation, default, fields, instruction=job.instruction
+            )
         return sorted(encoded, key=lambda item: item.index)
 
     async def _encode_pairs(self, job: ScoreJob) -> list[EncodedInput]:
@@ -186,6 +308,7 @@ class Pipeline:
             job.input_fields,
             job.max_tokens_per_query,
             job.instruction,
+            job.max_tokens_per_document,
         )
 
     async def _score_by_cosine(self, job: ScoreJob) -> ScoreResult:
@@ -195,10 +318,13 @@ class Pipeline:
         began = _now()
         self.pool.check_admission()
         left, right = ([pair[side] for pair in job.pairs] for side in (0, 1))
-        encoded_left, places_left = await self._encode_distinct(
-            left, self._query_truncation(job), job.input_fields[0]
-        )
-        encoded_right, places_right = await self._encode_distinct(right, job.truncation, job.input_fields[1])
+        limits = (job.max_tokens_per_query, job.max_tokens_per_document)
+        (encoded_left, places_left), (encoded_right, places_right) = [
+            await self._encode_distinct(texts, self._limited(job.truncation, limit), name, field)
+            for texts, limit, name, field in zip(
+                (left, right), limits, job.prompt_names, job.input_fields, strict=True
+            )
+        ]
         encoded = [replace(item, index=i) for i, item in enumerate(encoded_left + encoded_right)]
         tokenized = _now()
         rows = await self._compute(encoded, job.deadline)
@@ -208,23 +334,22 @@ class Pipeline:
         return ScoreResult(scores, scores, _usage(encoded, [*left, *right]), _timings(began, tokenized, rows))
 
     async def _encode_distinct(
-        self, texts: Sequence[str | TokenIds], truncation: Truncation, field: str
+        self, texts: Sequence[str | TokenIds], truncation: Truncation, prompt_name: str | None, field: str
     ) -> tuple[list[EncodedInput], NDArray[np.intp]]:
         """Each different text once, and for every text its place among them."""
         firsts, places = scoring.distinct(texts)
-        prompts = apply_prompt(texts, self.profile)
+        prompts = apply_prompt(texts, self.profile, prompt_name)
         encoded = await self._tokenizer.encode(
             [prompts[i] for i in firsts], self._within_limit(truncation), self.config.auto_truncate, field
         )
         return encoded, places
 
-    def _query_truncation(self, job: ScoreJob) -> Truncation:
-        if job.max_tokens_per_query is None:
-            return job.truncation
-        limit = job.max_tokens_per_query + self._tokenizer.special_counts[0]
-        return replace(
-            job.truncation, enabled=True, max_tokens=min(limit, job.truncation.max_tokens or limit)
-        )
+    def _limited(self, truncation: Truncation, max_tokens: int | None) -> Truncation:
+        """Tighten `truncation` of lone texts to `max_tokens` without special tokens, where that is given."""
+        if max_tokens is None:
+            return truncation
+        limit = max_tokens + self._tokenizer.special_counts[0]
+        return replace(truncation, enabled=True, max_tokens=min(limit, truncation.max_tokens or limit))
 
     async def _compute(
         self, encoded: Sequence[EncodedInput], deadline: float, output: Output = Output.OWN
@@ -238,7 +363,8 @@ class Pipeline:
             )
             answers = await self._scatter(chunks, deadline)
         rows = chunking.merge([answer.rows for answer in answers], chunks)
-        _check_finite(rows)
+        faults.point("post")
+        _check_finite(rows, encoded, output)
         queue = sum(answer.queue for answer in answers) / len(answers)
         return _Rows(rows, queue, sum(answer.inference for answer in answers) / len(answers))
 
@@ -265,12 +391,26 @@ def _refuse_instruction(instruction: str | None, reason: str) -> None:
         raise InvalidValue(f"`instruction` {reason}", "instruction")
 
 
-def _check_finite(rows_ND: NDArray[Any]) -> None:
-    if rows_ND.dtype.kind != "f":
+def _counts(encoded: Sequence[EncodedInput], output: Output) -> tuple[int, ...]:
+    return tuple(item.num_rows(output) for item in encoded)
+
+
+def _check_fits_reply(encoded: Sequence[EncodedInput], width: int, field: str) -> None:
+    """Raise `TooManyInputs` for more tokens than one reply may hold vectors of."""
+    most = MAX_ROW_BYTES // (4 * width)
+    num_tokens = sum(item.num_tokens for item in encoded)
+    if num_tokens > most:
+        raise TooManyInputs(
+            f"`{field}`: {num_tokens} tokens, of which one reply holds the vectors of {most} at most", field
+        )
+
+
+def _check_finite(rows_RD: NDArray[Any], encoded: Sequence[EncodedInput], output: Output) -> None:
+    if rows_RD.dtype.kind != "f":
         return
-    finite_N = np.isfinite(rows_ND).all(axis=1)
-    if not finite_N.all():
-        bad = np.flatnonzero(~finite_N)
+    finite_R = np.isfinite(rows_RD).all(axis=1)
+    if not finite_R.all():
+        bad = np.unique(np.repeat(np.arange(len(encoded)), _counts(encoded, output))[~finite_R])
         metrics.non_finite_rows(len(bad))
         shown = ", ".join(str(index) for index in bad[:20])
         raise InferenceFailed(f"the model gave values that are not finite for input {shown}")
@@ -284,8 +424,9 @@ def _usage(encoded: Sequence[EncodedInput], inputs: Sequence[str | TokenIds]) ->
     )
 
 
-def _timings(began: float, tokenized: float, rows: _Rows) -> PhaseTimings:
-    return PhaseTimings(tokenized - began, rows.queue, rows.inference, _now() - began)
+def _timings(began: float, tokenized: float, *passes: _Rows) -> PhaseTimings:
+    queue, inference = sum(rows.queue for rows in passes), sum(rows.inference for rows in passes)
+    return PhaseTimings(tokenized - began, queue, inference, _now() - began)
 
 
 @contextlib.contextmanager

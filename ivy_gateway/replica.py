@@ -61,7 +61,12 @@ _FAILURES: dict[int, type[IvyError]] = {
     grpc.StatusCode.UNAVAILABLE.value[0]: Unavailable,
 }
 
-_OUTPUTS = {Output.OWN: pb.OUTPUT_OWN, Output.INT8: pb.OUTPUT_INT8, Output.BITS: pb.OUTPUT_BITS}
+_OUTPUTS = {
+    Output.OWN: pb.OUTPUT_OWN,
+    Output.INT8: pb.OUTPUT_INT8,
+    Output.BITS: pb.OUTPUT_BITS,
+    Output.TOKENS: pb.OUTPUT_TOKENS,
+}
 
 Rows = NDArray[Any]
 
@@ -281,6 +286,10 @@ def _encode(chunk: Chunk, deadline: float, *, with_segments: bool) -> pb.InferRe
     if with_segments and any(item.segment_ids is not None for item in inputs):
         segments = [np.zeros_like(i.token_ids) if i.segment_ids is None else i.segment_ids for i in inputs]
         request.segment_ids.CopyFrom(encode_tensor(np.concatenate(segments)))
+    if chunk.output is not Output.TOKENS and any(item.spans is not None for item in inputs):
+        spans = [np.array([[0, i.num_tokens]], np.int32) if i.spans is None else i.spans for i in inputs]
+        request.spans.CopyFrom(encode_tensor(np.concatenate(spans)))
+        request.span_counts.CopyFrom(encode_tensor(np.array([len(own) for own in spans], np.int32)))
     return request
 
 
@@ -289,8 +298,8 @@ def _decode(reply: pb.InferReply, chunk: Chunk) -> ChunkRows:
         rows = decode_tensor(reply.rows, "rows", ndim=2)
     except CodecError as error:
         raise InferenceFailed(f"the server's reply is not usable: {error}") from error
-    if len(rows) != len(chunk.inputs):
-        raise InferenceFailed(f"the server answered {len(rows)} rows for {len(chunk.inputs)} inputs")
+    if len(rows) != chunk.num_rows:
+        raise InferenceFailed(f"the server answered {len(rows)} rows where {chunk.num_rows} were expected")
     return ChunkRows(rows, reply.timings.queue_us / 1e6, reply.timings.compute_us / 1e6)
 
 

@@ -61,6 +61,10 @@ class Template:
             segments += piece.segments
         return segments
 
+    def without_specials(self) -> Template:
+        """The texts alone."""
+        return replace(self, pieces=(Piece(),) * len(self.pieces), first_end=())
+
     def in_one_segment(self) -> Template:
         """The same special tokens for a model that has no segments."""
         pieces = tuple(Piece(piece.ids, (0,) * len(piece.ids)) for piece in self.pieces)

@@ -69,6 +69,7 @@ class Prompt:
     index: int
     text: Text
     second: Text | None = None  # of a pair
+    unpooled: str = ""  # the start of a lone text that pooling leaves out: its prompt, where files say so
 
     @property
     def second_text(self) -> Text:
@@ -86,10 +87,11 @@ def apply_prompt(
     known ones, and for a name given with pairs or ready ids, which take no prompt.
     """
     prefix = _prefix(profile, prompt_name)
+    unpooled = "" if profile.include_prompt else prefix
     prompts = []
     for index, item in enumerate(inputs):
         if isinstance(item, str):
-            prompts.append(Prompt(index, prefix + item))
+            prompts.append(Prompt(index, prefix + item, unpooled=unpooled))
             continue
         if prompt_name is not None:
             what = "a pair of texts" if isinstance(item, tuple) else "token ids"

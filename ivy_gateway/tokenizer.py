@@ -12,8 +12,8 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,13 +21,24 @@ import numpy as np
 import orjson
 from tokenizers import Tokenizer
 
+from ivy_gateway import faults
 from ivy_gateway.errors import InvalidValue, StartupError
-from ivy_gateway.jobs import EncodedInput, Int32Array, TokenIds, Truncation
+from ivy_gateway.jobs import EncodedInput, Int32Array, TokenIds, TokenizedText, Truncation
 from ivy_gateway.model_profile import uses_segments
 from ivy_gateway.reranker_template import RerankerTemplate
 from ivy_gateway.special_tokens import Json, Template, Templates, control_tokens, literal_form
 from ivy_gateway.templates import JobInput, Prompt, RerankerForm, Text, apply_form
-from ivy_gateway.truncation import Cut, checked_lengths, fit_pair, fit_ready, fit_text, join
+from ivy_gateway.token_offsets import special_tokens, tokenized
+from ivy_gateway.truncation import (
+    Cut,
+    PairLimits,
+    checked_lengths,
+    fit_document,
+    fit_pair,
+    fit_ready,
+    fit_text,
+    join,
+)
 from protos.fingerprint import tokenizer_hash
 
 # Up to here one call takes about 60 us (BERT and XLM-R files, one core), as much as a hop to a thread and
@@ -38,6 +49,7 @@ _INLINE_PROMPTS = 8
 _MIN_PART_CHARACTERS = 2048
 _MAX_PART_CHARACTERS = 32768
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _PROBES = ("", "a", "The quick brown fox, 1984!", "Zürich 東京 🙂", " lead and trail ")
@@ -62,6 +74,9 @@ class TextTokenizer:
         max_length: int,
         workers: int,
         lower_case: bool,
+        names: Mapping[int, str],  # of special tokens
+        file: Path,
+        separator: int | None = None,
         reranker: RerankerTemplate | None = None,
         instruction: str = "",
     ) -> None:
@@ -75,6 +90,10 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._workers = workers
         self._lower_case = lower_case
+        self._separator = separator
+        self._names = names
+        self._file = file
+        self._decoder: Future[Tokenizer] | None = None
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
         self.default_pair = template.pair if reranker is None else self._around(instruction)
 
@@ -87,6 +106,7 @@ class TextTokenizer:
         max_length: int,
         workers: int,
         lower_case: bool,
+        separator: str | None = None,
         reranker_form: RerankerForm | None = None,
         instruction: str = "",
     ) -> TextTokenizer:
@@ -94,6 +114,7 @@ class TextTokenizer:
 
         `literal`: spellings of special tokens in user text are plain characters. `max_length`: the model's
         limit in tokens, special tokens included. `workers`: threads. `lower_case`: lower-case every text.
+        `separator`: the special token between a document's chunks; `None`: no documents.
         `reranker_form`: what pairs are scored in, with `instruction` unless a job has its own; `None`: the
         tokenizer's own template.
         Raises `StartupError` for a file that cannot be read, whose template is not known, or that fails the
@@ -117,6 +138,9 @@ class TextTokenizer:
                 max_length=max_length,
                 workers=workers,
                 lower_case=lower_case,
+                names={token["id"]: token["content"] for token in content.get("added_tokens") or ()},
+                file=path,
+                separator=None if separator is None else _special_id(content, separator),
                 reranker=None if reranker_form is None else _reranker_template(content, reranker_form),
                 instruction=instruction,
             )
@@ -130,28 +154,62 @@ class TextTokenizer:
         self._threads.shutdown()
 
     async def encode(
-        self, prompts: Sequence[Prompt], truncation: Truncation, default_truncate: bool, field: str
+        self,
+        prompts: Sequence[Prompt],
+        truncation: Truncation,
+        default_truncate: bool,
+        field: str,
+        *,
+        add_special_tokens: bool = True,
     ) -> list[EncodedInput]:
         """Encode single texts, or ready sequences of ids (taken verbatim), in order.
 
-        `field` is the client's name for its inputs. Raises `TooLong` naming the inputs over the limit where
-        truncation is off, `EmptyInput` for inputs without any token, `InvalidValue` for text that is not
-        Unicode, for ids outside the vocabulary and for a limit that leaves no room.
+        `field` is the client's name for its inputs; `add_special_tokens` is for texts. Raises `TooLong`
+        naming the inputs over the limit where truncation is off, `EmptyInput` for inputs without any token,
+        `InvalidValue` for text that is not Unicode, for ids outside the vocabulary and for a limit that
+        leaves no room.
         """
-        template = self.template.single
-        around_ready = template if self.reranker is None else self.default_pair
+        single = self.template.single
+        template = single if add_special_tokens else single.without_specials()
+        around_ready = single if self.reranker is None else self.default_pair
         cut = self._cut(template, truncation, default_truncate, field)
 
         def encode_part(part: Sequence[Prompt]) -> list[EncodedInput]:
             ids = self._token_ids([(f"{field}[{p.index}]", p.text) for p in part])
+            unpooled = self._prompt_lengths({p.unpooled for p in part}, template)
             return [
                 fit_ready(p.index, p.text, around_ready, cut)
                 if isinstance(p.text, TokenIds)
-                else fit_text(p.index, own, template, cut)
+                else fit_text(p.index, own, template, cut, unpooled[p.unpooled])
                 for p, own in zip(part, ids, strict=True)
             ]
 
         inputs = await self._spread(encode_part, prompts, [_size(p.text) for p in prompts])
+        return checked_lengths(inputs, cut, field)
+
+    async def encode_documents(
+        self, documents: Sequence[Sequence[str]], max_tokens: int | None, field: str
+    ) -> list[EncodedInput]:
+        """Encode documents, each given as the texts of its chunks, in order: a span for every chunk.
+
+        Chunks are tokenized alone and joined by the separator. Nothing is cut, because a chunk would go
+        missing: raises `TooLong` naming documents over the model's limit, or `max_tokens`; `EmptyInput` for a
+        chunk without any token; and as `encode`.
+        """
+        template, separator = self.template.single, self._separator
+        assert separator is not None, "no contextual model: this is a bug of the caller"
+        cut = self._cut(template, Truncation(False, max_tokens), False, field)
+
+        def encode_part(part: Sequence[tuple[int, Sequence[str]]]) -> list[EncodedInput]:
+            named = [(f"{field}[{i}][{n}]", text) for i, texts in part for n, text in enumerate(texts)]
+            ids = iter(self._token_ids(named))
+            return [
+                fit_document(i, list(itertools.islice(ids, len(texts))), template, separator)
+                for i, texts in part
+            ]
+
+        numbered = list(enumerate(documents))
+        inputs = await self._spread(encode_part, numbered, [sum(map(len, texts)) for texts in documents])
         return checked_lengths(inputs, cut, field)
 
     async def encode_pairs(
@@ -162,13 +220,15 @@ class TextTokenizer:
         fields: tuple[str, str],
         max_tokens_per_query: int | None = None,
         instruction: str | None = None,
+        max_tokens_per_document: int | None = None,
     ) -> list[EncodedInput]:
         """Encode pairs by the pair template, in order; equal first texts are tokenized once.
 
-        The second text is cut to what the first leaves; the first only to `max_tokens_per_query`, counted
-        without special tokens. A reranker's template holds the `instruction`, or the server's own. Raises as
-        `encode`, `TooLong` for a first text that leaves the second no room for a single token, and
-        `InvalidValue` for an instruction where the template has no place for one.
+        The second text is cut to what the first leaves, and to `max_tokens_per_document`; the first only to
+        `max_tokens_per_query`. Both are counted without special tokens. A reranker's template holds the
+        `instruction`, or the server's own. Raises as `encode`, `TooLong` for a first text that leaves the
+        second no room for a single token, and `InvalidValue` for an instruction where the template has no
+        place for one.
         """
         template = await self._pair_template(instruction)
         if self.reranker is not None:
@@ -176,17 +236,58 @@ class TextTokenizer:
         field_at_fault = fields[1] if instruction is None else "instruction"
         cut = self._cut(template, truncation, default_truncate, field_at_fault)
         queries = await self._encode_queries(prompts, template, fields[0])
-        query_limit = max_tokens_per_query or self.max_length
+        limits = PairLimits(
+            max_tokens_per_query or self.max_length, max_tokens_per_document or self.max_length
+        )
 
         def encode_part(part: Sequence[Prompt]) -> list[EncodedInput]:
             ids = self._token_ids([(f"{fields[1]}[{p.index}]", p.second_text) for p in part])
             return [
-                fit_pair(p.index, queries[p.text], own, template, cut, query_limit, fields[0])
+                fit_pair(p.index, queries[p.text], own, template, cut, limits, fields[0])
                 for p, own in zip(part, ids, strict=True)
             ]
 
         inputs = await self._spread(encode_part, prompts, [_size(p.second_text) for p in prompts])
         return checked_lengths(inputs, cut, fields[1])
+
+    async def tokenize(
+        self, prompts: Sequence[Prompt], field: str, *, add_special_tokens: bool
+    ) -> list[TokenizedText]:
+        """The tokens of single texts, in order and uncut, in the template of lone texts if asked.
+
+        Raises `InvalidValue` for text that is not Unicode.
+        """
+        single = self.template.single
+        template = single if add_special_tokens else single.without_specials()
+        around = [special_tokens(piece, self._names) for piece in template.pieces]
+
+        def tokenize_part(part: Sequence[Prompt]) -> list[TokenizedText]:
+            sources = [str(p.text) for p in part]
+            read = [self._readable(str(p.text), f"{field}[{p.index}]") for p in part]
+            encodings = self._tokenizer.encode_batch(read, add_special_tokens=False)
+            return [tokenized(*each, around) for each in zip(sources, read, encodings, strict=True)]
+
+        return await self._spread(tokenize_part, prompts, [_size(p.text) for p in prompts])
+
+    async def decode(
+        self, sequences: Sequence[TokenIds], field: str, *, skip_special_tokens: bool
+    ) -> list[str]:
+        """The text of each sequence of ids. Raises `InvalidValue` for an id outside the vocabulary."""
+        decoder = await self._file_decoder()
+
+        def decode_part(part: Sequence[Prompt]) -> list[str]:
+            ids = self._token_ids([(f"{field}[{p.index}]", p.text) for p in part])
+            texts: list[str] = decoder.decode_batch(ids, skip_special_tokens=skip_special_tokens)
+            return texts
+
+        prompts = [Prompt(index, ids) for index, ids in enumerate(sequences)]
+        return await self._spread(decode_part, prompts, [_size(ids) for ids in sequences])
+
+    async def _file_decoder(self) -> Tokenizer:
+        """The file as it is, whose special tokens have names; read when somebody first decodes."""
+        if self._decoder is None:
+            self._decoder = self._threads.submit(Tokenizer.from_file, str(self._file))
+        return await asyncio.shield(asyncio.wrap_future(self._decoder))
 
     def ids_of(self, text: str) -> Int32Array:
         """Ids of one text with its special tokens, uncut."""
@@ -254,8 +355,19 @@ class TextTokenizer:
             for p, own in zip(firsts, ids, strict=True)
         }
 
+    def _prompt_lengths(self, prompts: set[str], template: Template) -> dict[str, int]:
+        """Tokens of each prompt, those in front of it included: as sentence-transformers counts them.
+
+        It tokenizes the prompt alone and leaves out one special token at its end.
+        """
+        around = template.num_special - bool(template.pieces[-1].ids)
+        spelled = [prompt for prompt in prompts if prompt]
+        ids = self._token_ids([("prompt", prompt) for prompt in spelled]) if spelled else []
+        return {"": 0} | {prompt: len(own) + around for prompt, own in zip(spelled, ids, strict=True)}
+
     def _token_ids(self, named: Sequence[tuple[str, Text]]) -> list[list[int]]:
         """Ids of texts, without special tokens; ready ids are checked and passed on. Names are for errors."""
+        faults.point("tokenize")
         texts = [self._readable(text, param) for param, text in named if isinstance(text, str)]
         # Unlike `encode`, the batch call lets go of the GIL; `fast` leaves out offsets, which nobody needs.
         encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else ())
@@ -279,13 +391,13 @@ class TextTokenizer:
         return text.lower() if self._lower_case else text
 
     async def _spread(
-        self, work: Callable[[Sequence[Prompt]], list[T]], prompts: Sequence[Prompt], sizes: Sequence[int]
+        self, work: Callable[[Sequence[S]], list[T]], items: Sequence[S], sizes: Sequence[int]
     ) -> list[T]:
-        """`work` on all prompts: here and now when that is less than a hop, else evenly over the threads."""
-        if sum(sizes) <= _INLINE_CHARACTERS and len(prompts) <= _INLINE_PROMPTS:
-            return work(prompts)
+        """`work` on all items: here and now when that is less than a hop, else evenly over the threads."""
+        if sum(sizes) <= _INLINE_CHARACTERS and len(items) <= _INLINE_PROMPTS:
+            return work(items)
         loop = asyncio.get_running_loop()
-        parts = [prompts[start:end] for start, end in _even_parts(sizes, self._workers)]
+        parts = [items[start:end] for start, end in _even_parts(sizes, self._workers)]
         results: list[list[T]] = [[] for _ in parts]
         waiting = deque(enumerate(parts))
 
@@ -322,6 +434,14 @@ def _vocabulary_size(content: Json) -> int:
     ids: list[int] = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
     ids += (token["id"] for token in content.get("added_tokens") or ())
     return max(ids) + 1
+
+
+def _special_id(content: Json, spelling: str) -> int:
+    """The id of a special token. Raises `StartupError` for one that the file does not have."""
+    for token in content.get("added_tokens") or ():
+        if token["content"] == spelling:
+            return int(token["id"])
+    raise StartupError(f"tokenizer.json has no special token {spelling!r}")
 
 
 def _reranker_template(content: Json, form: RerankerForm) -> RerankerTemplate:

@@ -32,17 +32,50 @@ class Cut:
         return ids[:room] if self.side == "right" else ids[len(ids) - room :]
 
 
+@dataclass(frozen=True, slots=True)
+class PairLimits:
+    """The most tokens of each text of a pair, special tokens left out; they hold where cutting is off too."""
+
+    first: int
+    second: int
+
+
 def join(template: Template, *texts: list[int]) -> TokenIds:
     """One sequence of `texts` in `template`, with segment ids where these tell anything."""
     segments = np.array(template.segments(*texts), np.int32) if template.has_segments else None
     return TokenIds(np.array(template.join(*texts), np.int32), segments)
 
 
-def fit_text(index: int, ids: list[int], template: Template, cut: Cut) -> EncodedInput:
-    """One text without special tokens, cut to what the template leaves of the limit."""
+def fit_text(index: int, ids: list[int], template: Template, cut: Cut, num_unpooled: int = 0) -> EncodedInput:
+    """One text without special tokens, cut to what the template leaves of the limit.
+
+    `num_unpooled` tokens of the uncut sequence, from its start, are left out of the pool.
+    """
     kept = cut.to(cut.limit - template.num_special, ids)
     sequence = join(template, kept)
-    return EncodedInput(index, sequence.token_ids, sequence.segment_ids, len(kept) < len(ids))
+    truncated = len(kept) < len(ids)
+    if not num_unpooled:
+        return EncodedInput(index, sequence.token_ids, sequence.segment_ids, truncated)
+    lost = len(ids) - len(kept) if cut.side == "left" else 0  # of what stood in front
+    start = max(len(template.pieces[0].ids), num_unpooled - lost)
+    spans = np.array([[start, len(sequence.token_ids)]], np.int32)
+    return EncodedInput(index, sequence.token_ids, sequence.segment_ids, truncated, spans)
+
+
+def fit_document(index: int, chunks: Sequence[list[int]], template: Template, separator: int) -> EncodedInput:
+    """A document of `chunks` without special tokens, uncut: `separator` between, a span for each of them."""
+    ids: list[int] = []
+    spans: list[tuple[int, int]] = []
+    for chunk in chunks:
+        if spans:
+            ids.append(separator)
+        spans.append((len(ids), len(ids) + len(chunk)))
+        ids += chunk
+    sequence = join(template, ids)
+    offset = len(template.pieces[0].ids)
+    return EncodedInput(
+        index, sequence.token_ids, sequence.segment_ids, False, np.array(spans, np.int32) + np.int32(offset)
+    )
 
 
 def fit_pair(
@@ -51,14 +84,14 @@ def fit_pair(
     second: list[int],
     template: Template,
     cut: Cut,
-    query_limit: int,
+    limits: PairLimits,
     field: str,
 ) -> EncodedInput:
-    """Two texts without special tokens: the first cut to `query_limit`, the second to what is left.
+    """Two texts without special tokens: each cut to its own limit, the second then to what is left.
 
     Raises `TooLong`, naming `field`, when nothing is left and cutting is on.
     """
-    query = _limited(first, Cut(True, query_limit, cut.side), template)
+    query = _limited(first, Cut(True, limits.first, cut.side), template)
     room = cut.limit - template.num_special - len(query)
     if cut.enabled and room < 1:
         raise TooLong(
@@ -66,7 +99,7 @@ def fit_pair(
             f" it leaves no room for the second text within {cut.limit} tokens",
             field,
         )
-    document = cut.to(room, second)
+    document = cut.to(room, Cut(True, limits.second, cut.side).to(limits.second, second))
     sequence = join(template, query, document)
     truncated = len(query) < len(first) or len(document) < len(second)
     return EncodedInput(index, sequence.token_ids, sequence.segment_ids, truncated)
@@ -99,6 +132,8 @@ def checked_lengths(inputs: list[EncodedInput], cut: Cut, field: str) -> list[En
     empty = [item.index for item in inputs if item.num_tokens == 0]
     if empty:
         raise EmptyInput(f"{_named(field, empty)}: no token to compute on", f"{field}[{empty[0]}]")
+    if any(item.spans is not None for item in inputs):
+        _check_spans(inputs, field)
     over = [item for item in inputs if item.num_tokens > cut.limit]
     if over:
         param = f"{field}[{over[0].index}]"
@@ -109,6 +144,16 @@ def checked_lengths(inputs: list[EncodedInput], cut: Cut, field: str) -> list[En
             param,
         )
     return inputs
+
+
+def _check_spans(inputs: list[EncodedInput], field: str) -> None:
+    """Raise `EmptyInput`, naming the first of `inputs`, or of its chunks, that has no token to be pooled."""
+    for item in inputs:
+        spans = [] if item.spans is None else item.spans.tolist()
+        for number, (start, end) in enumerate(spans):
+            if start >= end:
+                param = f"{field}[{item.index}][{number}]" if len(spans) > 1 else f"{field}[{item.index}]"
+                raise EmptyInput(f"`{param}`: no token of its own to compute on", param)
 
 
 def _num_matching(ids: Int32Array, special: tuple[int, ...]) -> int:

@@ -21,10 +21,16 @@ router = APIRouter(route_class=TeiRoute, tags=["Server"])
 models_router = APIRouter(route_class=OpenAiRoute, tags=["Server"])
 
 _STARTED = int(time.time())
-_OUTPUT_NAMES = {pb.OUTPUT_OWN: "own", pb.OUTPUT_INT8: "int8", pb.OUTPUT_BITS: "bits"}
+_OUTPUT_NAMES = {
+    pb.OUTPUT_OWN: "own",
+    pb.OUTPUT_INT8: "int8",
+    pb.OUTPUT_BITS: "bits",
+    pb.OUTPUT_TOKENS: "tokens",
+}
 _TEI_POOLINGS = {"lasttoken": "last_token"}
 
 
+@router.get("/", summary="Ready to serve")
 @router.get("/health", summary="Ready to serve")
 @router.get("/ping", summary="Ready to serve")
 async def health(request: Request) -> Response:
@@ -56,6 +62,12 @@ async def prometheus(request: Request) -> Response:  # noqa: ARG001 - handlers t
 async def version(request: Request) -> Response:
     """`{"version": string}`."""
     return json_response({"version": request.app.version})
+
+
+@router.get("/api-doc/openapi.json", summary="Every route, for programs")
+async def openapi(request: Request) -> Response:
+    """What `/openapi.json` says too, at TEI's address."""
+    return json_response(request.app.openapi())
 
 
 @router.get("/docs", summary="This page")

@@ -6,7 +6,7 @@ Works on the raw bytes: no model validation stands between a request and its han
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn, TypeAlias
 
 import orjson
@@ -46,6 +46,9 @@ class Fields:
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def get(self, name: str) -> JsonValue:
         """The bare value, or `None`."""
@@ -88,12 +91,39 @@ class Fields:
         value = self._values.get(name)
         if value is None or (isinstance(value, str) and value in allowed):
             return value
-        shown = repr(value) if isinstance(value, str) and len(value) <= 40 else kind_of(value)
-        raise InvalidValue(f"`{name}` must be one of {', '.join(allowed)}; got {shown}", name)
+        raise InvalidValue(f"`{name}` must be one of {', '.join(allowed)}; got {_shown(value)}", name)
+
+    def choices(self, name: str, allowed: Sequence[str]) -> tuple[str, ...] | None:
+        """Different ones of `allowed`: a list of them, or a lone one; or absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        items = value if isinstance(value, list) else [value]
+        chosen = [item for item in items if isinstance(item, str) and item in allowed]
+        if items and len(chosen) == len(items):
+            return tuple(dict.fromkeys(chosen))
+        wrong = next((_shown(item) for item in items if item not in chosen), "an empty list")
+        raise InvalidValue(f"`{name}` must be one or a list of {', '.join(allowed)}; got {wrong}", name)
+
+    def object(self, name: str) -> Fields:
+        """The fields of an object; none when it is absent."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, dict):
+            refuse(name, "an object", value)
+        return Fields(value or {})
+
+    def over(self, defaults: Fields) -> Fields:
+        """These fields, and those of `defaults` that are absent here."""
+        own = {name: self._values[name] for name in self if name in self}
+        return Fields(defaults._values | own)
 
     def one_of(self, *names: str) -> str | None:
         """The first of `names` that is there: for fields with several spellings."""
         return next((name for name in names if name in self), None)
+
+
+def _shown(value: JsonValue) -> str:
+    return repr(value) if isinstance(value, str) and len(value) <= 40 else kind_of(value)
 
 
 def refuse(name: str, wanted: str, value: JsonValue) -> NoReturn:

@@ -14,7 +14,7 @@ from fastapi import Request, Response
 
 from ivy_gateway.config import GatewayConfig
 from ivy_gateway.errors import UnknownModel
-from ivy_gateway.jobs import Usage
+from ivy_gateway.jobs import PhaseTimings, Usage
 from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.routes.body import Fields
 from ivy_gateway.routes.render import JSON, ClientGone
@@ -67,6 +67,25 @@ def result_headers(pipeline: Pipeline, usage: Usage) -> dict[str, str]:
         "x-truncated-inputs": str(usage.num_truncated),
         "x-embedding-space": pipeline.embedding_space,
     }
+
+
+def timing_headers(pipeline: Pipeline, usage: Usage, timings: PhaseTimings) -> dict[str, str]:
+    """Milliseconds and counts, all integers, under TEI's names."""
+    on_gpu = pipeline.pool.description.device.startswith("cuda")
+    return {
+        "x-compute-type": "gpu+optimized" if on_gpu else "cpu",
+        "x-compute-time": _milliseconds(timings.total),
+        "x-compute-characters": str(usage.num_characters),
+        "x-compute-tokens": str(usage.num_tokens),
+        "x-total-time": _milliseconds(timings.total),
+        "x-tokenization-time": _milliseconds(timings.tokenize),
+        "x-queue-time": _milliseconds(timings.queue),
+        "x-inference-time": _milliseconds(timings.inference),
+    }
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(1000 * seconds))
 
 
 def listing(kind: str, config: GatewayConfig, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:

@@ -11,8 +11,19 @@ import numpy as np
 
 from ivy_gateway.errors import EmptyInput, InvalidField, InvalidValue, TooManyInputs
 from ivy_gateway.jobs import Int32Array, TokenIds, Truncation
+from ivy_gateway.model_profile import ModelProfile
 from ivy_gateway.routes.body import Fields, JsonValue, kind_of, refuse
 
+# Cohere's and Jina's words for the two sides of a search, and what models call their prompts for these.
+_QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
+_SIDES = {
+    "search_query": _QUERY,
+    "retrieval.query": _QUERY,
+    "search_document": _DOCUMENT,
+    "retrieval.passage": _DOCUMENT,
+    "document": _DOCUMENT,
+    "passage": _DOCUMENT,
+}
 LARGEST_ID = 2**31 - 1  # ids travel as int32; the vocabulary's own bound is the tokenizer's to check
 
 
@@ -46,6 +57,15 @@ def read_texts(value: JsonValue, field: str, limit: int) -> tuple[str, ...]:
     return tuple(_read_text(item, f"{field}[{i}]" if named else field) for i, item in enumerate(items))
 
 
+def read_nonempty_texts(value: JsonValue, field: str, limit: int) -> tuple[str, ...]:
+    """As `read_texts`. Raises `EmptyInput` naming every empty index (policy P1)."""
+    texts = read_texts(value, field, limit)
+    if isinstance(value, list):
+        _refuse_empty_items(list(texts), field)
+        return texts
+    return (_not_empty(texts[0], field),)
+
+
 def read_token_ids(value: JsonValue, field: str, segment_ids: JsonValue = None) -> TokenIds:
     """One sequence of ids, optionally with segment ids of the same length."""
     ids = _read_ids(value, field)
@@ -71,6 +91,30 @@ def read_truncation(fields: Fields, side_field: str) -> Truncation:
         enabled = True
     side = fields.choice(side_field, ("right", "left", "Right", "Left")) or "right"
     return Truncation(enabled, None if max_tokens == -1 else max_tokens, side.lower())
+
+
+def read_prompt_name(fields: Fields, profile: ModelProfile, *hint_fields: str) -> str | None:
+    """The prompt that `prompt_name` names, which must exist; else what a hint means for this model, if any.
+
+    A hint is the name of one of the model's prompts, or of a side of a search in another vendor's words.
+    """
+    if named := fields.text("prompt_name"):
+        return named
+    hints = (fields.get(field) for field in hint_fields)
+    prompts = (_prompt_for(hint, profile) for hint in hints if isinstance(hint, str))
+    return next((prompt for prompt in prompts if prompt is not None), None)
+
+
+def side_prompts(profile: ModelProfile) -> tuple[str | None, str | None]:
+    """Names of the prompts for a query and for a document; none where neither prompt says anything."""
+    names = _prompt_for("search_query", profile), _prompt_for("search_document", profile)
+    return names if any(name and profile.prompts[name] for name in names) else (None, None)
+
+
+def _prompt_for(hint: str, profile: ModelProfile) -> str | None:
+    """Of the names that a hint may go by, the first whose prompt says something, else the first there is."""
+    known = [name for name in (hint, *_SIDES.get(hint, ())) if name in profile.prompts]
+    return next((name for name in known if profile.prompts[name]), known[0] if known else None)
 
 
 def check_batch_size(count: int, limit: int) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import json
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
-from numpy.typing import NDArray
 
 from ivy_gateway.errors import InvalidValue
-from ivy_gateway.jobs import EmbeddingResult, EmbedJob, Output, TokenIds
+from ivy_gateway.jobs import EmbedJob, TokenIds
 from ivy_gateway.pipeline import Pipeline
+from ivy_gateway.routes import encodings, late_chunking
 from ivy_gateway.routes.body import Fields, read_fields
 from ivy_gateway.routes.docs import documented
+from ivy_gateway.routes.encodings import FloatFormat, Format, Listed, Octets, Results
 from ivy_gateway.routes.handling import (
     check_model,
     deadline_for,
@@ -25,34 +23,57 @@ from ivy_gateway.routes.handling import (
     pipeline_of,
     result_headers,
 )
-from ivy_gateway.routes.inputs import read_inputs, read_truncation
+from ivy_gateway.routes.inputs import read_inputs, read_prompt_name, read_truncation
 from ivy_gateway.routes.render import OpenAiRoute
 
 router = APIRouter(route_class=OpenAiRoute, tags=["OpenAI"])
 
 _ENCODING_FIELDS = ("encoding_format", "encoding_type", "embedding_type")  # OpenAI, LlamaIndex, Jina
 _NORMALIZE_FIELDS = ("normalize", "normalized", "use_activation")  # TEI, Jina, vLLM
+_ENCODINGS = {
+    "float": encodings.FLOAT,
+    "base64": encodings.BASE64,
+    "base64_int8": encodings.BASE64_INT8,
+    "base64_binary": encodings.BASE64_BINARY,
+    "ubinary": encodings.UBINARY,
+    "binary": encodings.BINARY,
+}
+_OCTETS = {"bytes": True, "bytes_only": False}  # whether a header describes them
+# A vector takes up to 105 bytes of the `metadata` header, and Python's own client reads lines up to 64 KiB.
+_MAX_DESCRIBED = 512
 _DOCUMENTATION = documented(
     "Embed texts, as OpenAI does",
     request={"input": ["What is a ferry?", "A ship that carries people."], "encoding_format": "float"},
     reply={
+        "id": "embd-5d8c",
         "object": "list",
+        "created": 1790000000,
         "data": [{"object": "embedding", "index": 0, "embedding": [0.0123, -0.0456]}],
         "model": "demo",
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
     },
     fields={
-        "input": "string, list of strings, or token ids (where the server allows them), flat or nested",
+        "input": "string, list of strings or {text: string}, or token ids (where the server allows them),"
+        " flat or nested",
         "model": "absent, or a served name",
-        "encoding_format": "float (default); base64 of little-endian float32; base64_int8, where the model"
+        "encoding_format": "float (default); base64 of the vector's bytes; bytes: all vectors as one binary"
+        " body, placed by the header `metadata`; bytes_only: without it; base64_int8, where the model"
         " quantises; signs: base64_binary (first dimension in the least significant bit), ubinary, binary"
         " (first in the most significant bit; binary is 128 less)",
+        "embedding_type, encoding_type": "the same without bytes, or a list: each `embedding` is then an"
+        " object by type",
+        "embed_dtype": "of base64 and bytes: float32 (default), float16 or bfloat16",
+        "endianness": "of base64 and bytes: little (default), big or native",
         "dimensions": "shorten vectors, where the model allows it",
         "truncate": "cut inputs over the model's limit; default: the server's setting",
         "truncate_prompt_tokens": "cut inputs to this many tokens; -1 = the model's limit",
         "truncation_side": "right (default) or left",
-        "normalize": "scale vectors to length 1; default true",
+        "add_special_tokens": "default true",
+        "late_chunking": "true: inputs are chunks of one document (contextual models)",
+        "normalize, normalized, use_activation": "scale vectors to length 1; default true",
         "prompt_name": "one of the model's prompts",
+        "task, input_type": "instead, where the model has such a prompt: its name, or search_query,"
+        " search_document, retrieval.query, retrieval.passage",
     },
 )
 
@@ -63,107 +84,107 @@ async def embeddings(request: Request) -> Response:
     """One vector per input, in order, with its index."""
     pipeline = pipeline_of(request)
     fields = await read_fields(request, pipeline.config.max_body_bytes)
-    encoding = read_encoding(fields)
-    job = to_job(fields, pipeline, encoding.output)
+    wanted = read_format(fields)
+    job = to_job(fields, pipeline)
+    _check_describable(job, wanted)
+    late = fields.boolean("late_chunking")
     async with hangup_cancels(request):
-        result = await pipeline.embed(job)
-    return from_result(result, encoding, pipeline)
+        if late:
+            results = await late_chunking.embed(job, wanted.outputs, pipeline)
+        else:
+            results = await pipeline.embed_as(job, wanted.outputs)
+    return from_results(results, wanted, pipeline)
 
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """How vectors are written: the output that is asked for, and from its rows to JSON values."""
-
-    output: Output
-    write: Callable[[NDArray[Any]], Iterable[object]]
-
-
-def encode_float32(vectors_ND: NDArray[Any]) -> list[str]:
-    """Each row as base64, standard alphabet, over its little-endian float32 bytes."""
-    return encode_bytes(vectors_ND.astype("<f4", copy=False))
-
-
-def encode_bytes(rows: NDArray[Any]) -> list[str]:
-    """Each row's own bytes as base64."""
-    return [base64.b64encode(row).decode("ascii") for row in np.ascontiguousarray(rows)]
+def read_format(fields: Fields) -> Format:
+    """How vectors are to be written. Only the newer two spellings take a list, only the oldest has bytes."""
+    known = _ENCODINGS | {"base64": FloatFormat.read(fields).base64()}
+    field = fields.one_of(*_ENCODING_FIELDS)
+    if field in (None, "encoding_format"):
+        name = fields.choice("encoding_format", (*known, *_OCTETS)) or "float"
+        if name in _OCTETS:
+            return Octets(FloatFormat.read(fields), _OCTETS[name])
+        return Listed({name: known[name]})
+    names = fields.choices(field, tuple(known)) or ()
+    return Listed({name: known[name] for name in names}, keyed=isinstance(fields.get(field), list))
 
 
-def encode_reversed_bits(bits: NDArray[np.uint8]) -> list[str]:
-    """Each row as base64, the first of eight bits in the least significant place (Perplexity's order)."""
-    return encode_bytes(np.packbits(np.unpackbits(bits, axis=1), axis=1, bitorder="little"))
-
-
-def signed(bits: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Bytes less 128 (Jina's and Cohere's `binary`)."""
-    return (bits ^ np.uint8(128)).view(np.int8)
-
-
-ENCODINGS = {
-    "float": Encoding(Output.OWN, iter),
-    "base64": Encoding(Output.OWN, encode_float32),
-    "base64_int8": Encoding(Output.INT8, encode_bytes),
-    "base64_binary": Encoding(Output.BITS, encode_reversed_bits),
-    "ubinary": Encoding(Output.BITS, iter),
-    "binary": Encoding(Output.BITS, signed),
-}
-
-
-def read_encoding(fields: Fields) -> Encoding:
-    """How vectors are to be written."""
-    name = fields.one_of(*_ENCODING_FIELDS)
-    return ENCODINGS[(name and fields.choice(name, tuple(ENCODINGS))) or "float"]
-
-
-def to_job(fields: Fields, pipeline: Pipeline, output: Output) -> EmbedJob:
-    """The neutral job for an embeddings body whose vectors are wanted as `output`."""
+def to_job(fields: Fields, pipeline: Pipeline) -> EmbedJob:
+    """The neutral job for an embeddings body, whatever its vectors are wanted as."""
     config = pipeline.config
     check_model(fields, config)
     refuse_unsupported(fields)
-    inputs = read_inputs(fields.require("input"), "input", config.max_client_batch_size, objects=True)
-    if any(isinstance(item, TokenIds) for item in inputs) and config.token_ids != "model":  # noqa: S105
-        raise InvalidValue(_REFUSED_IDS, "input")
     normalize = [fields.boolean(name) for name in _NORMALIZE_FIELDS]
     return EmbedJob(
-        inputs=inputs,
+        inputs=read_texts_or_ids(fields, pipeline),
         input_field="input",
         deadline=deadline_for(config),
         truncation=read_truncation(fields, "truncation_side"),
-        prompt_name=_read_prompt_name(fields, pipeline),
+        prompt_name=read_prompt_name(fields, pipeline.profile, "task", "input_type"),
         normalize=False not in normalize,
         dimensions=fields.integer("dimensions", minimum=1),
-        output=output,
+        add_special_tokens=fields.boolean("add_special_tokens") is not False,
         output_field=fields.one_of(*_ENCODING_FIELDS) or _ENCODING_FIELDS[0],
     )
+
+
+def read_texts_or_ids(fields: Fields, pipeline: Pipeline) -> tuple[str | TokenIds, ...]:
+    """`input` under the server's policy for token ids: those of OpenAI's vocabulary become text again.
+
+    Raises `InvalidValue` where the policy is to refuse ids, saying what to change.
+    """
+    config, vocabulary = pipeline.config, pipeline.foreign_vocabulary
+    inputs = read_inputs(fields.require("input"), "input", config.max_client_batch_size, objects=True)
+    if not any(isinstance(item, TokenIds) for item in inputs):
+        return inputs
+    if vocabulary is not None:
+        return tuple(
+            vocabulary.decode(item, f"input[{i}]") if isinstance(item, TokenIds) else item
+            for i, item in enumerate(inputs)
+        )
+    if config.token_ids == "reject":  # noqa: S105
+        raise InvalidValue(_REFUSED_IDS, "input")
+    return inputs
 
 
 _REFUSED_IDS = (
     "`input` holds token ids, which this route refuses because most clients send those of another model's"
     " vocabulary. LangChain users: set check_embedding_ctx_length=False on OpenAIEmbeddings, to send text."
-    " Ids of the served model itself: start the gateway with --token-ids model, or use /embed"
+    " Ids of the served model itself: start the gateway with --token-ids model, or use /embed; ids of"
+    " OpenAI's models: --token-ids cl100k_base"
 )
 
 
 def refuse_unsupported(fields: Fields) -> None:
     """Raise `InvalidValue` for known extras with a value that would change the reply and is not honoured."""
-    fields.choice("embed_dtype", ("float32",))
-    fields.choice("endianness", ("native", "little"))
-    for name, honoured in (("add_special_tokens", True), ("late_chunking", False)):
-        if fields.boolean(name) not in (None, honoured):
-            raise InvalidValue(f"`{name}` must be {str(honoured).lower()} or absent", name)
+    if "messages" in fields:
+        raise InvalidValue(
+            "`messages` cannot be embedded here: only the model's chat template could make one text of them,"
+            " and this server renders none; send the text as `input`",
+            "messages",
+        )
 
 
-def _read_prompt_name(fields: Fields, pipeline: Pipeline) -> str | None:
-    """`prompt_name` must exist; `task` and `input_type` count where the model has a prompt of that name."""
-    named = fields.text("prompt_name")
-    hints = (fields.get("task"), fields.get("input_type"))
-    return named or next((h for h in hints if isinstance(h, str) and h in pipeline.profile.prompts), None)
+def _check_describable(job: EmbedJob, wanted: Format) -> None:
+    if isinstance(wanted, Octets) and wanted.described and len(job.inputs) > _MAX_DESCRIBED:
+        raise InvalidValue(
+            f"`encoding_format` bytes describes each vector in a header, which has room for {_MAX_DESCRIBED}"
+            f" inputs, got {len(job.inputs)}; bytes_only has no such header",
+            "encoding_format",
+        )
 
 
-def from_result(result: EmbeddingResult, encoding: Encoding, pipeline: Pipeline) -> Response:
-    """OpenAI's list of embeddings."""
-    data: list[dict[str, Any]] = [
-        {"object": "embedding", "index": i, "embedding": vector}
-        for i, vector in enumerate(encoding.write(result.vectors))
-    ]
-    body = listing("embd", pipeline.config, data, result.usage)
-    return json_response(body, result_headers(pipeline, result.usage))
+def from_results(results: Results, wanted: Format, pipeline: Pipeline) -> Response:
+    """OpenAI's list of embeddings, or vLLM's bytes."""
+    usage = next(iter(results.values())).usage
+    headers = result_headers(pipeline, usage)
+    if isinstance(wanted, Listed):
+        data: list[dict[str, Any]] = [
+            {"object": "embedding", "index": i, "embedding": vector}
+            for i, vector in enumerate(wanted.values(results))
+        ]
+        return json_response(listing("embd", pipeline.config, data, usage), headers)
+    if wanted.described:
+        described = listing("embd", pipeline.config, wanted.places(results), usage)
+        headers["metadata"] = json.dumps(described, separators=(",", ":"))  # ASCII, as headers must be
+    return Response(wanted.pack(results).tobytes(), headers=headers, media_type="application/octet-stream")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import enum
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from ivy_gateway import errors, metrics
 
@@ -135,6 +136,18 @@ class _DialectRoute(APIRoute):
                 return render(bug, getattr(request.state, "family", default))
 
         return handle
+
+
+def families(routes: Iterable[BaseRoute]) -> dict[str, Family]:
+    """The family of every path that is served."""
+    return {route.path: route.family for route in routes if isinstance(route, _DialectRoute)}
+
+
+def family_of(path: str, known: Mapping[str, Family]) -> Family:
+    """The family of a `known` path, and of any other by the company it keeps; stray slashes do not count."""
+    plain = "/" + "/".join(part for part in path.split("/") if part)
+    openai_like = plain.startswith(("/v1/", "/v2/", "/perplexity/"))
+    return known.get(plain, Family.O if openai_like else Family.T)
 
 
 class TeiRoute(_DialectRoute):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request, Response
 
+from ivy_gateway.errors import UnsupportedTask
 from ivy_gateway.jobs import EmbeddingResult, EmbedJob
 from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.routes.body import Fields, read_fields
@@ -14,8 +17,9 @@ from ivy_gateway.routes.handling import (
     json_response,
     pipeline_of,
     result_headers,
+    timing_headers,
 )
-from ivy_gateway.routes.inputs import read_inputs, read_truncation
+from ivy_gateway.routes.inputs import read_inputs, read_prompt_name, read_truncation
 from ivy_gateway.routes.render import TeiRoute
 
 router = APIRouter(route_class=TeiRoute, tags=["TEI"])
@@ -32,6 +36,7 @@ router = APIRouter(route_class=TeiRoute, tags=["TEI"])
             "truncate": "cut inputs over the model's limit; default: the server's setting",
             "truncation_direction": "right (default) or left",
             "prompt_name": "one of the model's prompts",
+            "input_type": "instead: query or document, where the model has a prompt for it",
             "normalize": "scale vectors to length 1; default true",
             "dimensions": "shorten vectors, where the model allows it",
         },
@@ -46,6 +51,37 @@ async def embed(request: Request) -> Response:
     return from_result(result, pipeline)
 
 
+@router.post(
+    "/embed_all",
+    **documented(
+        "A vector for every token of texts or token ids",
+        request={"inputs": ["What is a ferry?"]},
+        reply=[[[0.0123, -0.0456], [0.0789, 0.0012]]],
+        fields={
+            "inputs": "string, list of token ids, or a list of both",
+            "truncate": "cut inputs over the model's limit; default: the server's setting",
+            "truncation_direction": "right (default) or left",
+            "prompt_name": "one of the model's prompts",
+        },
+    ),
+)
+async def embed_all(request: Request) -> Response:
+    """The last hidden state of every token, special tokens included: input, token, dimension."""
+    pipeline = pipeline_of(request)
+    job = to_job(await read_fields(request, pipeline.config.max_body_bytes), pipeline)
+    async with hangup_cancels(request):
+        result = await pipeline.embed_tokens(replace(job, normalize=False, dimensions=None))
+    headers = result_headers(pipeline, result.usage)
+    headers |= timing_headers(pipeline, result.usage, result.timings)
+    return json_response(result.parts(), headers)
+
+
+@router.post("/embed_sparse", summary="Sparse vectors: no model served here gives any")
+async def embed_sparse(request: Request) -> Response:  # noqa: ARG001 - handlers take the request
+    """An error in TEI's words."""
+    raise UnsupportedTask("Model is not a sparse embedding model; /embed gives dense vectors")
+
+
 def to_job(fields: Fields, pipeline: Pipeline) -> EmbedJob:
     """The neutral job for a body of `/embed`."""
     config = pipeline.config
@@ -55,7 +91,7 @@ def to_job(fields: Fields, pipeline: Pipeline) -> EmbedJob:
         input_field="inputs",
         deadline=deadline_for(config),
         truncation=read_truncation(fields, "truncation_direction"),
-        prompt_name=fields.text("prompt_name"),
+        prompt_name=read_prompt_name(fields, pipeline.profile, "input_type"),
         normalize=normalize is not False,
         dimensions=fields.integer("dimensions", minimum=1),
     )
@@ -63,26 +99,6 @@ def to_job(fields: Fields, pipeline: Pipeline) -> EmbedJob:
 
 def from_result(result: EmbeddingResult, pipeline: Pipeline) -> Response:
     """The vectors, with TEI's headers about time and size."""
-    return json_response(
-        list(result.vectors), result_headers(pipeline, result.usage) | _timing_headers(result, pipeline)
-    )
-
-
-def _timing_headers(result: EmbeddingResult, pipeline: Pipeline) -> dict[str, str]:
-    """Milliseconds and counts, all integers, under TEI's names."""
-    timings, usage = result.timings, result.usage
-    on_gpu = pipeline.pool.description.device.startswith("cuda")
-    return {
-        "x-compute-type": "gpu+optimized" if on_gpu else "cpu",
-        "x-compute-time": _milliseconds(timings.total),
-        "x-compute-characters": str(usage.num_characters),
-        "x-compute-tokens": str(usage.num_tokens),
-        "x-total-time": _milliseconds(timings.total),
-        "x-tokenization-time": _milliseconds(timings.tokenize),
-        "x-queue-time": _milliseconds(timings.queue),
-        "x-inference-time": _milliseconds(timings.inference),
-    }
-
-
-def _milliseconds(seconds: float) -> str:
-    return str(int(1000 * seconds))
+    headers = result_headers(pipeline, result.usage)
+    headers |= timing_headers(pipeline, result.usage, result.timings)
+    return json_response(list(result.vectors), headers)

@@ -21,7 +21,14 @@ from ivy_gateway.routes.handling import (
     pipeline_of,
     result_headers,
 )
-from ivy_gateway.routes.inputs import check_batch_size, read_texts, read_token_ids, read_truncation
+from ivy_gateway.routes.inputs import (
+    check_batch_size,
+    read_texts,
+    read_token_ids,
+    read_truncation,
+    side_prompts,
+)
+from ivy_gateway.routes.pairs import read_instruction, refuse_blank, wants_logits
 from ivy_gateway.routes.render import OpenAiRoute
 
 router = APIRouter(route_class=OpenAiRoute, tags=["vLLM"])
@@ -33,6 +40,7 @@ PAIR_FIELDS = (
     ("queries", "documents"),
     ("queries", "items"),
 )
+_QUERY_FIELDS = ("query", "queries")  # the others' two sides are alike
 _DOCUMENTATION = documented(
     "Score pairs of texts",
     request={"query": "Which river passes Vienna?", "documents": ["The Danube.", "Bread needs yeast."]},
@@ -53,6 +61,7 @@ _DOCUMENTATION = documented(
         "raw_scores": "true: logits; use_activation: false says the same",
         "truncate, truncate_prompt_tokens, truncation_side": "as on /v1/embeddings",
         "max_tokens_per_query": "cut queries to this many tokens; 0 = off",
+        "max_tokens_per_doc": "cut documents to this many tokens; 0 = off",
         "instruction": "what a language model is told to look for; default: the server's",
     },
 )
@@ -75,7 +84,6 @@ def to_job(fields: Fields, pipeline: Pipeline) -> ScoreJob:
     """The neutral job for a score body."""
     config = pipeline.config
     check_model(fields, config)
-    refuse_unsupported(fields)
     names, pairs, joined = _read_sequences(fields, config.max_client_batch_size)
     return ScoreJob(
         pairs=pairs,
@@ -83,17 +91,12 @@ def to_job(fields: Fields, pipeline: Pipeline) -> ScoreJob:
         input_fields=names,
         deadline=deadline_for(config),
         truncation=read_truncation(fields, "truncation_side"),
-        raw_scores=fields.boolean("raw_scores") is True or fields.boolean("use_activation") is False,
+        raw_scores=wants_logits(fields),
         max_tokens_per_query=fields.integer("max_tokens_per_query", minimum=0) or None,
-        instruction=fields.text("instruction") or None,
+        max_tokens_per_document=fields.integer("max_tokens_per_doc", minimum=0) or None,
+        instruction=read_instruction(fields),
+        prompt_names=side_prompts(pipeline.profile) if names[0] in _QUERY_FIELDS else (None, None),
     )
-
-
-def refuse_unsupported(fields: Fields) -> None:
-    """Raise `InvalidValue` for known extras with a value that would change scores and is not honoured."""
-    for name in ("max_tokens_per_doc", "chat_template_kwargs", "chat_template"):
-        if fields.get(name):
-            raise InvalidValue(f"`{name}` is not supported with this model", name)
 
 
 def _read_sequences(
@@ -112,7 +115,7 @@ def _read_sequences(
 
 def _read_pairs(fields: Fields, names: tuple[str, str], limit: int) -> tuple[Pair, ...]:
     left, right = (read_texts(fields.get(name), name, limit) for name in names)
-    _refuse_blank(left, names[0])
+    refuse_blank(left, names[0])
     if len(left) == 1:
         return tuple((left[0], text) for text in right)
     if len(left) != len(right):
@@ -122,13 +125,6 @@ def _read_pairs(fields: Fields, names: tuple[str, str], limit: int) -> tuple[Pai
             names[1],
         )
     return tuple(zip(left, right, strict=True))
-
-
-def _refuse_blank(queries: Sequence[str], name: str) -> None:
-    blank = [i for i, query in enumerate(queries) if not query.strip()]
-    if blank:
-        places = ", ".join(f"{name}[{i}]" for i in blank)
-        raise EmptyInput(f"`{name}` cannot be blank: {places if len(queries) > 1 else name}", name)
 
 
 def _read_input_ids(fields: Fields, limit: int) -> tuple[tuple[Pair, ...], tuple[TokenIds, ...]]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from ivy_gateway.app import create_app
 from ivy_gateway.config import GatewayConfig
@@ -29,6 +31,15 @@ class Gateway:
 
 
 StartGateway = Callable[..., contextlib.AbstractAsyncContextManager[Gateway]]
+
+
+@pytest.fixture(scope="session")
+def ids_of(minilm) -> Callable[[str], np.ndarray]:
+    """From a text to the served model's own ids, by the library: int32 [T], special tokens included."""
+    tokenizer = Tokenizer.from_file(str(minilm / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return lambda text: np.array(tokenizer.encode(text).ids, np.int32)
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,19 @@ def score_row(token_ids: np.ndarray) -> np.ndarray:
     return np.array([(int(token_ids.sum()) % 1000) / 100 - 5], np.float32)
 
 
+def row_ids(request: pb.InferRequest, ids: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """The ids that make each row of a request: a sequence's, a span's or a token's."""
+    if request.output == pb.OUTPUT_TOKENS:
+        return list(ids[:, None])
+    sequences = np.split(ids, np.cumsum(lengths)[:-1])
+    if not request.HasField("spans"):
+        return sequences
+    spans = decode_tensor(request.spans, "spans", ndim=2)
+    counts = decode_tensor(request.span_counts, "span_counts")
+    owners = [sequence for sequence, count in zip(sequences, counts, strict=True) for _ in range(count)]
+    return [owner[start:end] for owner, (start, end) in zip(owners, spans, strict=True)]
+
+
 class FakeTulip(inference_pb2_grpc.InferenceServicer):
     """Answers each chunk in its own task. Everything below may be changed while it runs.
 
@@ -118,9 +131,13 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
     def reply_to(self, request: pb.InferRequest) -> pb.InferReply:
         ids = decode_tensor(request.token_ids, "token_ids")
         lengths = decode_tensor(request.lengths, "lengths")
-        row = sign_bits if request.output == pb.OUTPUT_BITS else self.row
-        rows = np.stack([row(part) for part in np.split(ids, np.cumsum(lengths)[:-1])])
+        rows = np.stack([self.row_of(request, part) for part in row_ids(request, ids, lengths)])
         return pb.InferReply(rows=encode_tensor(rows), timings=pb.Timings(queue_us=1000, compute_us=2000))
+
+    def row_of(self, request: pb.InferRequest, ids: np.ndarray) -> np.ndarray:
+        if request.output == pb.OUTPUT_TOKENS:
+            return embedding_row(ids)
+        return sign_bits(ids) if request.output == pb.OUTPUT_BITS else self.row(ids)
 
     async def start(self, port: int = 0) -> None:
         self._server = grpc.aio.server(options=CHANNEL_OPTIONS)

@@ -36,6 +36,10 @@ BOTH_WAYS = {
     "any_dimensions": (["--any-dimensions"], "yes", True),
     "allow_reference_gap": (["--allow-reference-gap"], "1", True),
     "tokenizer_workers": (["--tokenizer-workers", "2"], "2", 2),
+    "api_keys": (["--api-key", "k1,k2", "--api-key", "k3"], "k1, k2, k3", ("k1", "k2", "k3")),
+    "api_keys_file": (["--api-keys-file", "keys"], "keys", Path("keys")),
+    "open_metrics": (["--open-metrics"], "1", True),
+    "cors_allow_origins": (["--cors-allow-origin", "https://a.b"], "https://a.b", ("https://a.b",)),
     "log_level": (["--log-level", "debug"], "debug", "debug"),
     "debug": (["--debug"], "on", True),
 }
@@ -110,6 +114,11 @@ def test_the_served_name_is_the_folders_unless_given():
         ([*NEEDED, "--port", "0", "--workers", "2"], {}, "--workers 1"),
         ([*NEEDED, "--max-waiting-tokens", "100"], {}, "--max-waiting-tokens 100 is below"),
         ([*NEEDED, "--alias", "a,,b"], {}, "--alias"),
+        ([*NEEDED, "--api-key", "two words"], {}, "--api-key: a key must be visible ASCII"),
+        ([*NEEDED, "--api-key", "a,,b"], {}, "--api-key: a key must be visible ASCII"),
+        ([*NEEDED, "--cors-allow-origin", "a.example"], {}, "--cors-allow-origin 'a.example' is no origin"),
+        ([*NEEDED, "--cors-allow-origin", "*,https://a.example"], {}, "'*' is no origin"),
+        (NEEDED, {"IVY_API_KEY": "secret"}, "the nearest known one is IVY_API_KEYS"),
     ],
 )
 def test_mistakes_are_refused_by_name(argv, environ, expected):

@@ -102,12 +102,29 @@ def test_prompts_come_from_the_file_and_the_operator_wins(folder):
         ModelProfile.read(path, default_prompt_name="nope")
 
 
-def test_prompts_left_out_of_pooling_are_refused_where_there_are_any(folder):
+def test_prompts_may_be_left_out_of_pooling(folder):
+    assert ModelProfile.read(folder(BERT)).include_prompt
     files = modules("m.Transformer", "m.Pooling", pooling={"include_prompt": False, "pooling_mode": "mean"})
-    path = folder(BERT, files)
-    assert ModelProfile.read(path).pooling == "mean"
-    with pytest.raises(StartupError, match="include_prompt"):
-        ModelProfile.read(path, prompts={"query": "q: "})
+    profile = ModelProfile.read(folder(BERT, files), prompts={"query": "q: "})
+    assert (profile.pooling, profile.include_prompt) == ("mean", False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "separator"),
+    [
+        ({"pad_token": "<|endoftext|>"}, "<|endoftext|>"),
+        ({"sep_token": {"content": "<|sep|>", "special": True}, "pad_token": "<|pad|>"}, "<|sep|>"),
+    ],
+)
+def test_a_contextual_model_is_told_by_its_code_and_names_its_separator(folder, tokens, separator):
+    code = {"AutoModel": "modeling.PPLXQwen3ContextualModel"}
+    path = folder({**BERT, "auto_map": code}, {"tokenizer_config.json": tokens})
+    assert ModelProfile.read(path).separator == separator
+    (path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(StartupError, match="sep_token"):
+        ModelProfile.read(path)
+    plain = folder({**BERT, "auto_map": {"AutoModel": "m.PPLXQwen3Model"}}, {"tokenizer_config.json": tokens})
+    assert ModelProfile.read(plain).separator is None
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ async def test_a_client_that_hangs_up_cancels_its_work(start_gateway):
 
 async def test_unexpected_exceptions_are_500_in_json_and_logged(start_gateway, caplog):
     async with start_gateway() as gateway:
-        gateway.pipeline.embed = None
+        gateway.pipeline.embed_as = None
         reply = await gateway.post("/v1/embeddings", input="secret words")
         assert reply.status_code == 500
         assert reply.json()["error"]["type"] == "server_error"

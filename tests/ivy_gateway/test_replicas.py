@@ -253,7 +253,7 @@ async def test_unusable_replies_are_failures_of_the_engine():
 async def test_too_few_rows_are_a_failure_not_a_shift():
     async with pool_of(tulip := FakeTulip()) as pool:
         tulip.reply_to = lambda request: pb.InferReply(rows=encode_tensor(np.ones((1, 8), np.float32)))
-        with pytest.raises(InferenceFailed, match="1 rows for 2 inputs"):
+        with pytest.raises(InferenceFailed, match="1 rows where 2 were expected"):
             await pool.infer(chunk(1, 1), soon())
 
 
