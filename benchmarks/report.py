@@ -54,6 +54,14 @@ def write_json(name: str, content: dict[str, Any], folder: Path = RESULTS) -> Pa
     return file
 
 
+def write_markdown(name: str, content: str, folder: Path = RESULTS) -> Path:
+    """Write `<name>.md`, for people; the path it went to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.md"
+    file.write_text(content, encoding="utf-8")
+    return file
+
+
 def _align(cell: str, width: int, column: int) -> str:
     return cell.ljust(width) if column == 0 else cell.rjust(width)
 

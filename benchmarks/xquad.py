@@ -12,18 +12,24 @@ SHARED = Path(os.environ.get("BOUQUET_SHARED", Path(__file__).resolve().parent.p
 
 @dataclass(frozen=True, slots=True)
 class Xquad:
-    """240 passages, 1,190 questions, and for each question the index of the passage that answers it."""
+    """240 passages of 48 articles, 1,190 questions, and for each the index of the passage that answers it."""
 
     passages: tuple[str, ...]
     questions: tuple[str, ...]
     answers: tuple[int, ...]
+    answer_starts: tuple[int, ...]  # of each question, the character of that passage where the answer begins
+    articles: tuple[int, ...]  # of each passage, the number of the article it is from
 
     @classmethod
     def load(cls, language: str, folder: Path = SHARED / "data" / "xquad") -> Xquad:
         """Read `xquad.<language>.json`; `OSError` when it is not there."""
         content = json.loads((folder / f"xquad.{language}.json").read_text(encoding="utf-8"))
-        paragraphs = [p for article in content["data"] for p in article["paragraphs"]]
-        asked = [(qa["question"], i) for i, p in enumerate(paragraphs) for qa in p["qas"]]
+        numbered = [(n, p) for n, article in enumerate(content["data"]) for p in article["paragraphs"]]
+        asked = [(qa, i) for i, (_, p) in enumerate(numbered) for qa in p["qas"]]
         return cls(
-            tuple(p["context"] for p in paragraphs), tuple(q for q, _ in asked), tuple(i for _, i in asked)
+            passages=tuple(p["context"] for _, p in numbered),
+            questions=tuple(qa["question"] for qa, _ in asked),
+            answers=tuple(i for _, i in asked),
+            answer_starts=tuple(qa["answers"][0]["answer_start"] for qa, _ in asked),
+            articles=tuple(n for n, _ in numbered),
         )

@@ -15,6 +15,7 @@ from tests.models.parity import edit_config, randomize, save
 
 DIMENSIONS = 48
 MAX_LENGTH = 128
+SEPARATOR = 256  # the id of the one special token, behind those of 256 bytes
 _MODULES = ("sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling")
 
 
@@ -69,15 +70,46 @@ def write_folder(model: Qwen3Model, folder: Path) -> Path:
     return folder
 
 
+def write_contextual_folder(model: Qwen3Model, folder: Path) -> Path:
+    """The same as a contextual model: its own code's name, and a separator that is its padding too."""
+    write_folder(model, folder)
+    edit_config(
+        folder,
+        architectures=["PPLXQwen3ContextualModel"],
+        auto_map={"AutoModel": "modeling.PPLXQwen3ContextualModel"},
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<|endoftext|>"}))
+    return folder
+
+
 @torch.inference_mode()
+def states(model: Qwen3Model, token_ids: Sequence[int]) -> torch.Tensor:
+    """Hidden states `[T, D]` of tokens each of which sees all others."""
+    visible = {"full_attention": torch.zeros(1, 1, len(token_ids), len(token_ids))}
+    return model(torch.tensor(token_ids).long()[None], visible).last_hidden_state[0]
+
+
 def pooled_values(model: Qwen3Model, ids: Sequence[Sequence[int]]) -> np.ndarray:
-    """Mean over all tokens, each of which sees all others, before quantisation: float32 `[N, D]`."""
-    rows = []
-    for token_ids in ids:
-        visible = {"full_attention": torch.zeros(1, 1, len(token_ids), len(token_ids))}
-        states = model(torch.tensor(token_ids).long()[None], visible).last_hidden_state[0]
-        rows.append(states.mean(0).numpy())
-    return np.stack(rows)
+    """Mean over all tokens, before quantisation: float32 `[N, D]`."""
+    return np.stack([states(model, token_ids).mean(0).numpy() for token_ids in ids])
+
+
+def document_ids(chunks: Sequence[Sequence[int]]) -> tuple[list[int], list[tuple[int, int]]]:
+    """A document's ids, its chunks joined by the separator, and where each chunk starts and ends."""
+    ids: list[int] = []
+    spans = []
+    for chunk in chunks:
+        ids += [SEPARATOR] if ids else []
+        spans.append((len(ids), len(ids) + len(chunk)))
+        ids += chunk
+    return ids, spans
+
+
+def chunk_values(model: Qwen3Model, chunks: Sequence[Sequence[int]]) -> np.ndarray:
+    """Mean over each chunk of one document, all of which is visible, before quantisation: `[chunks, D]`."""
+    ids, spans = document_ids(chunks)
+    states_TD = states(model, ids)
+    return np.stack([states_TD[start:end].mean(0).numpy() for start, end in spans])
 
 
 def assert_codes(codes: np.ndarray, values: np.ndarray) -> None:
