@@ -6,14 +6,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 INSTALLED := $(VENV)/.installed
 MODEL ?= demo
 
-.PHONY: help install demo serve test lint types layers protos protos-check pytest test-gateway bench-cpu clean
+.PHONY: help install demo serve test lint types layers protos protos-check pytest test-gateway cases bench-cpu fidelity clean
 
 help:
 	@echo "make demo              start gateway and server on the bundled model, send requests, stop"
 	@echo "make serve MODEL=...   leave the stack running (a folder, a hub id, or 'demo')"
 	@echo "make test              format, lint, types, layers, generated code, tests"
 	@echo "make test-gateway PYTHON=python3.13   gateway and protos without torch, on another Python"
+	@echo "make cases             the cases from public reports at full length, and their report"
 	@echo "make bench-cpu         the stack against sentence-transformers on this machine"
+	@echo "make fidelity          vectors and retrieval on real weights against sentence-transformers"
 	@echo "make protos            regenerate the protocol code"
 
 install: $(INSTALLED)
@@ -23,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || \
 	  if command -v nvidia-smi >/dev/null 2>&1; then $(PIP) install 'torch>=2.11,<3'; else $(PIP) install torch==2.13.0; fi
-	$(PIP) install -c constraints.txt -e '.[gateway,server,demo,dev]'
+	$(PIP) install -c constraints.txt -e '.[gateway,server,demo,dev,clients]'
 	@touch $@
 
 demo: $(INSTALLED)
@@ -68,8 +70,17 @@ test-gateway:
 	  pytest pytest-asyncio httpx hypothesis
 	$(GATEWAY_VENV)/bin/python -m pytest tests/protos tests/ivy_gateway
 
+# The report is written whatever the outcome; the exit status is the tests'.
+cases: $(INSTALLED)
+	@results=$$(mktemp) && trap 'rm -f '$$results EXIT && \
+	BOUQUET_CASES=$${BOUQUET_CASES-whole} $(BIN)/python -m pytest tests/cases --junitxml=$$results; \
+	BOUQUET_CASES=$${BOUQUET_CASES-whole} $(BIN)/python -m tests.cases.report $$results benchmarks/results/cases.md
+
 bench-cpu: $(INSTALLED)
 	$(BIN)/python -m benchmarks.cpu
+
+fidelity: $(INSTALLED)
+	$(BIN)/python -m benchmarks.fidelity
 
 clean:
 	rm -rf .venv .venv-gateway-* .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -77,4 +77,4 @@ def test_bits(client, values):
 
 def test_info(client):
     info = client.call("/info")[2]
-    assert (info["dimensions"], info["outputs"]) == (DIMENSIONS, ["own", "int8", "bits"])
+    assert (info["dimensions"], info["outputs"]) == (DIMENSIONS, ["own", "int8", "bits", "tokens"])
