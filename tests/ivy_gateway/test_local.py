@@ -226,7 +226,6 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.slow
 async def test_a_whole_stack_serves_survives_a_death_and_leaves_nothing(minilm):
     pytest.importorskip("torch", reason="the servers of a whole stack need torch")
-    pytest.importorskip("torch")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "ivy_gateway.local", "up", "demo", "--replicas", "2", "--device", "cpu",
         "--port", "0", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
