@@ -45,7 +45,7 @@ from ivy_gateway.model_profile import ModelProfile
 from ivy_gateway.replica import ChunkRows
 from ivy_gateway.replicas import ReplicaPool
 from ivy_gateway.templates import apply_prompt
-from ivy_gateway.tokenizer import TextTokenizer
+from ivy_gateway.tokenizer import TextTokenizer, num_characters
 from protos.codec import MAX_ROW_BYTES
 from protos.tulip.v1 import inference_pb2 as pb
 
@@ -419,7 +419,7 @@ def _check_finite(rows_RD: NDArray[Any], encoded: Sequence[EncodedInput], output
 def _usage(encoded: Sequence[EncodedInput], inputs: Sequence[str | TokenIds]) -> Usage:
     return Usage(
         num_tokens=sum(item.num_tokens for item in encoded),
-        num_characters=sum(len(i) if isinstance(i, str) else len(i.token_ids) for i in inputs),
+        num_characters=num_characters(inputs),
         num_truncated=sum(item.truncated for item in encoded),
     )
 
