@@ -31,13 +31,23 @@ from rose_engine.cuda import CudaDevice, CudaGraphRecorder
 from rose_engine.cuda_timing import CudaTimer
 from rose_engine.errors import EngineConfigError
 from rose_engine.graphs import Buckets, Forward
+from rose_engine.kernels.cute import toolchain
 from rose_engine.layers.decoder import PATHS, DecoderPlan, DecoderStack
-from rose_engine.layers.fused_build import GemmBuilds
-from rose_engine.models.base import Model
+from rose_engine.layers.fused_build import GemmBuilds, gemm_builds
+from rose_engine.models.base import Model, Trunk
 from rose_engine.runner import AsyncRunner, RunnerOptions
 from rose_engine.staging import DeviceBatch, StagedBatch
 
 log = logging.getLogger(__name__)
+
+
+def prepare(trunk: Trunk, settings: ResolvedConfig) -> None:
+    """Begin, for a decoder, what its fused path waits for later: GEMMs to compile, a slow import."""
+    stack = decoder_of(trunk)
+    if stack is None or settings.dtype is not torch.bfloat16 or toolchain.refusal(settings.device):
+        return
+    gemm_builds(stack.shape, settings.device)
+    toolchain.import_ahead()
 
 
 class CudaRunner(AsyncRunner):
@@ -120,6 +130,7 @@ class Calibrator:
 
     def find_or_measure(self) -> tuple[Calibration, Attention]:
         """The calibration, and the attention it chose; the decoder, if there is one, has adopted its plan."""
+        toolchain.wait_for_import()
         key = self._key()
         if (known := self._cache.find(key)) is not None and (attention := self._adopt(known)) is not None:
             return known, attention
@@ -131,10 +142,10 @@ class Calibrator:
 
     def _start_builds(self) -> GemmBuilds | None:
         """Compile what the decoder's fused path needs in the background, if there is such a path here."""
-        stack = decoder_of(self._model)
+        stack = decoder_of(self._model.trunk)
         if stack is None or self._settings.dtype is not torch.bfloat16:
             return None
-        return GemmBuilds(stack.shape, self._settings.device)
+        return gemm_builds(stack.shape, self._settings.device)
 
     def _key(self) -> str:
         settings, facts = self._settings, self._model.facts
@@ -146,7 +157,7 @@ class Calibrator:
     def _adopt(self, known: Calibration) -> Attention | None:
         """Do as `known` says; `None` if a library that it names has gone."""
         attention = known_attention(known.attention, self._settings.dtype, self._settings.device)
-        if attention is not None and (stack := decoder_of(self._model)) is not None:
+        if attention is not None and (stack := decoder_of(self._model.trunk)) is not None:
             try:
                 stack.adopt(known.plan or stack.plan)
             except EngineConfigError as error:
@@ -180,7 +191,7 @@ class Calibrator:
 
         The fused path comes last (see `PATHS`), when its GEMMs have had the time to be compiled.
         """
-        if (stack := decoder_of(self._model)) is None:
+        if (stack := decoder_of(self._model.trunk)) is None:
             return None
         counts = [tokens for tokens in PLAN_TOKENS if tokens <= self._settings.max_batch_tokens]
         seconds: dict[int, dict[str, float]] = {tokens: {} for tokens in counts}
@@ -212,9 +223,9 @@ class Calibrator:
         return self._timer.forward(bound(self._model, attention), batch)
 
 
-def decoder_of(model: Model) -> DecoderStack | None:
-    """The decoder stack inside a model, if it is one of those."""
-    return next((module for module in model.trunk.modules() if isinstance(module, DecoderStack)), None)
+def decoder_of(trunk: Trunk) -> DecoderStack | None:
+    """The decoder stack inside a trunk, if it is one of those."""
+    return next((module for module in trunk.modules() if isinstance(module, DecoderStack)), None)
 
 
 def _available(stack: DecoderStack, name: str) -> bool:

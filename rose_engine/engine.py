@@ -6,6 +6,7 @@ Knows nothing of text, gRPC or asyncio, and of devices only the name of the modu
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from rose_engine.errors import EngineConfigError
 from rose_engine.lazy_tensor import LazyTensor
 from rose_engine.limits import EngineLimits
 from rose_engine.model_source import ModelSource
-from rose_engine.models.base import Model
+from rose_engine.models.base import Model, Trunk
 from rose_engine.step_counters import StepCounters
 
 # Type of device -> "module:Class" of what runs steps on it.
@@ -73,7 +74,7 @@ class Engine:
         """
         source = ModelSource.read(config.model, config.task)
         settings = resolve(config, source.max_length, source.facts.attention_specs)
-        model = source.load(settings.dtype, settings.device)
+        model = source.load(settings.dtype, settings.device, partial(_prepare, settings))
         description, limits = _describe(source, settings), _limits(source, settings)
         runner = _start_runner(model, settings)
         description = replace(description, attention_backend=runner.attention_summary)
@@ -100,6 +101,12 @@ class Engine:
     def close(self) -> None:
         """Finish what was queued and give everything back; a second call changes nothing."""
         self._runner.close()
+
+
+def _prepare(settings: ResolvedConfig, trunk: Trunk) -> None:
+    """Begin what needs no weights, so that it is done while they load."""
+    if settings.device.type == "cuda":
+        import_module("rose_engine.cuda_runner").prepare(trunk, settings)
 
 
 def _start_runner(model: Model, settings: ResolvedConfig) -> Runner:

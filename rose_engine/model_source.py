@@ -6,6 +6,7 @@ Knows nothing of settings beyond the dtype and device that it is asked to build 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,13 +67,22 @@ class ModelSource:
             max_length=max_length(folder, facts.max_length),
         )
 
-    def load(self, dtype: torch.dtype, device: torch.device) -> Model:
-        """The model with its weights. Raises `CheckpointError` when they are not what the files say."""
-        return Model(self._load_trunk(dtype, device), self._load_head(device), self.facts)
+    def load(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        before_weights: Callable[[Trunk], None] = lambda _: None,
+    ) -> Model:
+        """The model with its weights; `before_weights` gets the trunk while it is still without them.
 
-    def _load_trunk(self, dtype: torch.dtype, device: torch.device) -> Trunk:
+        Raises `CheckpointError` when they are not what the files say.
+        """
         with torch.device("meta"):
             trunk = self.family.build(self.config, self.facts)
+        before_weights(trunk)
+        return Model(self._filled(trunk, dtype, device), self._load_head(device), self.facts)
+
+    def _filled(self, trunk: Trunk, dtype: torch.dtype, device: torch.device) -> Trunk:
         load_weights(trunk, self.folder, self._trunk_rules(), dtype, device)
         return trunk.eval()
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -99,6 +100,12 @@ class GemmBuilds:
             log.warning("a GEMM was not compiled ahead: %s", why)
         if self._builds and not failures:
             _marker(self._widths).touch()
+
+
+@cache
+def gemm_builds(shape: DecoderShape, device: torch.device) -> GemmBuilds:
+    """The compilations of this process for one shape, begun by whoever asks first."""
+    return GemmBuilds(shape, device)
 
 
 def _missing(widths: GemmWidths) -> Iterator[tuple[str, int]]:

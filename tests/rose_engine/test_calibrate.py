@@ -208,7 +208,7 @@ def calibrator(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "made up")
     cpu = torch.device("cpu")
     model = random_qwen3(cpu, torch.float32, TINY).model
-    FakeTimer.stack, FakeTimer.measured, FakeTimer.broken = decoder_of(model), 0, False
+    FakeTimer.stack, FakeTimer.measured, FakeTimer.broken = decoder_of(model.trunk), 0, False
     choice = choose_backend("auto", model.facts.attention_specs, torch.float32, cpu)
     return lambda: Calibrator(model, ResolvedConfig(cpu, torch.float32, choice, 8192, 16, 1))
 
