@@ -7,7 +7,7 @@ Knows nothing of model families beyond the rules they hand in.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rose_engine.errors import CheckpointError
 from rose_engine.settings_file import SettingsFile
@@ -112,6 +113,29 @@ def _shards(folder: Path, weight_map: Mapping[str, Any]) -> tuple[Path, ...]:
     return files
 
 
+class _NoInitialValues(TorchFunctionMode):
+    """Functions of `torch.nn.init` hand their tensor back: on the meta device they import TorchDynamo."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        keywords = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else keywords["tensor"]
+        return func(*args, **keywords)
+
+
+@contextmanager
+def weightless() -> Iterator[None]:
+    """Modules built while the context lasts are on the meta device and get no initial values."""
+    with torch.device("meta"), _NoInitialValues():
+        yield
+
+
 def load_weights(
     module: nn.Module, folder: Path, rules: WeightRules, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -201,7 +225,7 @@ def _shown_shape(group: Sequence[StoredTensor]) -> str:
 def _materialize(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            real = torch.empty_like(parameter, dtype=dtype, device=device)
+            real = torch.empty(parameter.shape, dtype=dtype, device=device)
             part.register_parameter(name, nn.Parameter(real, requires_grad=False))
 
 

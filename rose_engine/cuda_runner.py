@@ -31,7 +31,6 @@ from rose_engine.cuda import CudaDevice, CudaGraphRecorder
 from rose_engine.cuda_timing import CudaTimer
 from rose_engine.errors import EngineConfigError
 from rose_engine.graphs import Buckets, Forward
-from rose_engine.kernels.cute import toolchain
 from rose_engine.layers.decoder import PATHS, DecoderPlan, DecoderStack
 from rose_engine.layers.fused_build import GemmBuilds, gemm_builds
 from rose_engine.models.base import Model, Trunk
@@ -42,12 +41,10 @@ log = logging.getLogger(__name__)
 
 
 def prepare(trunk: Trunk, settings: ResolvedConfig) -> None:
-    """Begin, for a decoder, what its fused path waits for later: GEMMs to compile, a slow import."""
+    """Begin to compile the GEMMs that a decoder's fused path waits for later."""
     stack = decoder_of(trunk)
-    if stack is None or settings.dtype is not torch.bfloat16 or toolchain.refusal(settings.device):
-        return
-    gemm_builds(stack.shape, settings.device)
-    toolchain.import_ahead()
+    if stack is not None and settings.dtype is torch.bfloat16:
+        gemm_builds(stack.shape, settings.device)
 
 
 class CudaRunner(AsyncRunner):
@@ -130,7 +127,6 @@ class Calibrator:
 
     def find_or_measure(self) -> tuple[Calibration, Attention]:
         """The calibration, and the attention it chose; the decoder, if there is one, has adopted its plan."""
-        toolchain.wait_for_import()
         key = self._key()
         if (known := self._cache.find(key)) is not None and (attention := self._adopt(known)) is not None:
             return known, attention

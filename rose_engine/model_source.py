@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from rose_engine.checkpoint import WeightRules, load_weights, weight_files
+from rose_engine.checkpoint import WeightRules, load_weights, weight_files, weightless
 from rose_engine.errors import CheckpointError
 from rose_engine.fingerprint import weights_hash
 from rose_engine.heads.embedding import EmbeddingHead
@@ -77,7 +77,7 @@ class ModelSource:
 
         Raises `CheckpointError` when they are not what the files say.
         """
-        with torch.device("meta"):
+        with weightless():
             trunk = self.family.build(self.config, self.facts)
         before_weights(trunk)
         return Model(self._filled(trunk, dtype, device), self._load_head(device), self.facts)

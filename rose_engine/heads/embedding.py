@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rose_engine.attention.base import RaggedLayout
-from rose_engine.checkpoint import WeightRules, load_weights
+from rose_engine.checkpoint import WeightRules, load_weights, weightless
 from rose_engine.heads.pooling import pool
 from rose_engine.heads.quantizer import quantize
 from rose_engine.kernels.launch import runs_triton
@@ -67,7 +67,7 @@ class EmbeddingHead(nn.Module):
     @classmethod
     def load(cls, chain: ModuleChain, device: torch.device) -> EmbeddingHead:
         """The head on `device`. Raises `CheckpointError` when weights are not as a Dense module says."""
-        with torch.device("meta"):
+        with weightless():
             head = cls(chain)
         for dense, spec in zip(head.dense, chain.dense, strict=True):
             load_weights(dense, spec.folder, WeightRules(), torch.float32, device)

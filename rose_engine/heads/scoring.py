@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rose_engine.attention.base import RaggedLayout
-from rose_engine.checkpoint import WeightRules, load_weights, read_rows
+from rose_engine.checkpoint import WeightRules, load_weights, read_rows, weightless
 from rose_engine.errors import CheckpointError
 from rose_engine.heads.pooling import pool
 from rose_engine.layers.activation import hidden_activation, identity
@@ -44,7 +44,7 @@ class ScoringHead(nn.Module):
         """
         if isinstance(spec, TokenLogitSpec):
             return cls._of_tokens(spec, width, folder, device)
-        with torch.device("meta"):
+        with weightless():
             head = cls(spec, width)
         load_weights(head, folder, _head_rules(spec), torch.float32, device)
         return head
@@ -57,7 +57,7 @@ class ScoringHead(nn.Module):
             raise CheckpointError(
                 f"{folder}: token rows of width {row_1D.shape[1]}, hidden states of {width}"
             )
-        with torch.device("meta"):
+        with weightless():
             head = cls(ClassifierSpec(spec.pooling, spec.num_labels, "score", output_bias=False), width)
         head.output.weight = nn.Parameter(row_1D.to(device), requires_grad=False)
         return head

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -174,3 +176,14 @@ def test_close_finishes_what_was_queued_and_ends_the_thread(gated):
     runner.close()
     with pytest.raises(RuntimeError):
         runner.step(random_batch([2]))
+
+
+def test_loading_imports_no_compiler(minilm):
+    """TorchDynamo and what it brings cost a start seconds, and nothing of it is used."""
+    script = (
+        "import sys, pathlib, torch\n"
+        "from rose_engine.model_source import ModelSource\n"
+        "ModelSource.read(pathlib.Path(sys.argv[1])).load(torch.float32, torch.device('cpu'))\n"
+        "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(minilm)]).returncode == 0

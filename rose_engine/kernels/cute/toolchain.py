@@ -11,9 +11,10 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -25,9 +26,6 @@ PINNED = {"quack-kernels": "0.6.5", "nvidia-cutlass-dsl": "4.8.1"}
 HOPPER = (9, 0)
 
 log = logging.getLogger(__name__)
-
-_imports = ThreadPoolExecutor(1, "toolchain-import")
-_import_ahead: Future[FusedGemms] | None = None
 
 
 class CompileCache(Protocol):
@@ -56,26 +54,31 @@ def missing_packages() -> str | None:
     return None
 
 
-def import_ahead() -> None:
-    """Begin what `load_gemms` does, on a thread. Ask `refusal` first."""
-    global _import_ahead
-    _import_ahead = _import_ahead or _imports.submit(_import_gemms)
-
-
-def wait_for_import() -> None:
-    """Wait for what `import_ahead` began, however it ended: two threads must not import one library."""
-    if _import_ahead is not None:
-        _import_ahead.exception()
-
-
 def load_gemms() -> FusedGemms:
     """Import the CuTe DSL and the GEMMs; the first call takes seconds. Ask `refusal` first."""
-    return _import_gemms() if _import_ahead is None else _import_ahead.result()
+    with _compile_decorators_idle():
+        _keep_compiled(cast("CompileCache", importlib.import_module("quack.cache")))
+        return cast("FusedGemms", importlib.import_module("rose_engine.kernels.cute.gemms"))
 
 
-def _import_gemms() -> FusedGemms:
-    _keep_compiled(cast("CompileCache", importlib.import_module("quack.cache")))
-    return cast("FusedGemms", importlib.import_module("rose_engine.kernels.cute.gemms"))
+@contextmanager
+def _compile_decorators_idle() -> Iterator[None]:
+    """`torch.compile` hands functions back as they are while the context lasts.
+
+    The toolchain decorates functions that nothing here calls; decorating them imports Inductor, which takes
+    two to four seconds.
+    """
+    torch_module: Any = torch
+    compile_function = torch_module.compile
+    torch_module.compile = _as_it_is
+    try:
+        yield
+    finally:
+        torch_module.compile = compile_function
+
+
+def _as_it_is(function: Callable[..., object] | None = None, **_options: object) -> object:
+    return _as_it_is if function is None else function
 
 
 def cache_folder() -> Path:
