@@ -1,4 +1,4 @@
-"""Nothing that is held out is trained on, and the own passage's crop holds the answer."""
+"""Nothing that is held out is trained on, and the own passage comes first with the sentence that answers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from benchmarks.training_groups import (
-    SHORTEST_CROP,
+    Group,
+    GroupSource,
     Split,
-    crop,
-    in_held_out_article,
-    steps_of,
-    training_groups,
+    sentence_at,
+    sentences,
+    some_words,
+    without_endings,
 )
 from benchmarks.xquad import Xquad
+
+NEGATIVES = 4
 
 
 @pytest.fixture(scope="module")
@@ -24,53 +27,98 @@ def data(shared) -> Xquad:
 
 
 @pytest.fixture(scope="module")
-def candidates(data) -> np.ndarray:
-    """Ten passages a question, the own one among most of them."""
+def split(data) -> Split:
+    return Split.by_article(data, validate=True)
+
+
+@pytest.fixture
+def source(data, split) -> GroupSource:
+    """All passages in random order stand for the nearest ones."""
     generator = np.random.default_rng(2)
-    rows = [generator.choice(len(data.passages), 10, replace=False) for _ in data.questions]
-    for row, own in zip(rows, data.answers, strict=True):
-        if own not in row:
-            row[0] = own
-    return np.stack(rows)
+    candidates = np.stack([generator.permutation(len(data.passages))[:10] for _ in data.questions])
+    neighbours = np.stack([generator.permutation(len(data.passages)) for _ in data.passages])
+    return GroupSource(data, split, candidates, neighbours, NEGATIVES, random.Random(0))
 
 
-def test_articles_are_held_out_as_a_whole(data):
-    split = Split.by_article(data)
-    articles = [{data.articles[data.answers[q]] for q in part} for part in (split.training, split.held_out)]
-    assert not articles[0] & articles[1]
-    assert len(articles[0] | articles[1]) == 48
-    assert len(split.training) + len(split.held_out) == len(data.questions)
+def articles_of(data: Xquad, questions: np.ndarray) -> set[int]:
+    return {data.articles[data.answers[q]] for q in questions}
 
 
-@pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
-def test_groups_hold_training_passages_with_the_own_one_first(data, candidates, progress):
-    split = Split.by_article(data)
-    groups = training_groups(data, split, candidates, 3, progress, random.Random(0))
-    asked = {data.questions[q]: q for q in split.training}
-    held_out = [text for i, text in enumerate(data.passages) if in_held_out_article(data, i)]
-    assert len(groups) == len(split.training)
+def test_articles_are_held_out_as_a_whole(data, split):
+    parts = [articles_of(data, part) for part in (split.training, split.validation, split.held_out)]
+    assert [len(part) for part in parts] == [28, 10, 10]
+    assert len(set.union(*parts)) == 48
+    everything = np.concatenate((split.training, split.validation, split.held_out))
+    assert sorted(everything) == list(range(len(data.questions)))
+
+
+def test_without_validation_its_articles_are_trained_on(data, split):
+    other = Split.by_article(data)
+    assert len(other.validation) == 0
+    assert np.array_equal(other.held_out, split.held_out)
+    assert sorted(other.training) == sorted((*split.training, *split.validation))
+
+
+def assert_of_training_passages(data: Xquad, split: Split, group: Group) -> None:
+    allowed = set(split.passages(data)[0].tolist())
+    assert set(group.numbers) <= allowed
+    assert len(set(group.numbers)) == len(group.passages) == NEGATIVES + 1
+    for number, passage in zip(group.numbers, group.passages, strict=True):
+        assert passage
+        assert all(sentence in data.passages[number] for sentence in passage)
+
+
+def test_groups_of_questions(data, split, source):
+    groups = source.draw(len(split.training), cloze_share=0)
+    answers = {data.questions[q]: data.answers[q] for q in split.training}
+    whole = [group for group in groups if group.query in answers]
+    assert len(whole) > len(groups) / 3
+    assert all(answers[group.query] == group.numbers[0] for group in whole)
     for group in groups:
-        own = data.passages[data.answers[asked[group.question]]]
-        assert group.passages[0] in own
-        assert not any(passage in own for passage in group.passages[1:])
-        assert not any(passage in text for passage in group.passages for text in held_out)
+        assert_of_training_passages(data, split, group)
+    seen = sorted(group.numbers[0] for group in groups)
+    assert seen == sorted(data.answers[q] for q in split.training)  # every question once
 
 
-def test_a_crop_holds_its_position_and_whole_words():
-    words = [f"word{i}" for i in range(200)]
-    text, chance = " ".join(words), random.Random(1)
-    for position in range(0, len(text), 7):
-        part = crop(text, position, SHORTEST_CROP, chance)
-        start = text.index(part)
-        assert start <= position <= start + len(part)
-        assert set(part.split()) <= set(words)
-        assert SHORTEST_CROP <= len(part) <= SHORTEST_CROP + 2 * len("word199 ")
-    assert crop(text, 5, len(text), chance) == text
+def test_the_own_passage_keeps_the_sentence_that_answers(data, split, source):
+    asked = {data.questions[q]: q for q in split.training}
+    for group in source.draw(500, cloze_share=0):
+        if (question := asked.get(group.query)) is not None:
+            text = data.passages[data.answers[question]]
+            answering = sentences(text)[sentence_at(text, data.answer_starts[question])]
+            assert answering in group.passages[0]
 
 
-def test_steps_hold_every_group_once(data, candidates):
-    groups = training_groups(data, Split.by_article(data), candidates, 2, 0.0, random.Random(0))
-    steps = list(steps_of(groups, 16))
-    assert sorted(id(g) for step in steps for g in step) == sorted(map(id, groups))
-    assert all(len(step) <= 16 for step in steps)
-    assert len(steps) == -(-len(groups) // 16)
+def test_groups_of_sentences(data, split, source):
+    groups = source.draw(300, cloze_share=1)
+    assert len({group.query for group in groups}) > 250
+    for group in groups:
+        assert_of_training_passages(data, split, group)
+        stated = {word.rstrip(".!?") for word in data.passages[group.numbers[0]].split()}
+        for word in group.query.rstrip("?").split()[2:]:  # after the words of a question
+            assert any(each.startswith(word.rstrip(".!?")) for each in stated)
+
+
+def test_sentences_hold_all_words_and_the_character_asked_for(data):
+    for text in data.passages[:60]:
+        parts = sentences(text)
+        assert " ".join(parts).split() == text.split()
+        for position in range(0, len(text), 50):
+            if not text[position].isspace():
+                word = text[position:].split()[0]
+                assert word in parts[sentence_at(text, position)]
+
+
+def test_endings_are_cut_off():
+    chance = random.Random(0)
+    assert without_endings("building walked us quickly his", 1.0, chance) == "build walk us quick his"
+    assert without_endings("building walked", 0.0, chance) == "building walked"
+
+
+def test_some_words_are_never_none():
+    chance = random.Random(0)
+    text = " ".join(map(str, range(1000)))
+    left = some_words(text, 0.3, chance).split()
+    assert 600 < len(left) < 800
+    assert sorted(left, key=int) == left
+    assert some_words("one", 1.0, chance) == "one"

@@ -28,7 +28,7 @@ def _device():
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_fused_layers_agree_with_plain_torch_and_never_hang(start: str):
+def test_fused_layers_agree_with_plain_torch_and_never_hang(start: str, record_property):
     """In a process of its own: a GEMM that waits for itself ends with the process, and fails this test."""
     command = [sys.executable, "-m", "tests.gpu.fused_comparisons", start]
     with subprocess.Popen(
@@ -43,5 +43,7 @@ def test_fused_layers_agree_with_plain_torch_and_never_hang(start: str):
     assert child.returncode == 0, errors[-4000:]
     comparisons = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert comparisons, errors
+    record_property("comparisons", len(comparisons))
+    record_property("worst_error_over_limit", max(c["error"] / c["limit"] for c in comparisons))
     worse = [c for c in comparisons if not c["error"] <= c["limit"]]  # NaN is worse
     assert not worse, worse
