@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,17 @@ class Calibration:
     saturation_tokens: int
     attention: Choices
     plan: DecoderPlan | None = None  # None: the model has no decoder stack
+    step_seconds: Mapping[int, float] = field(default_factory=dict)  # token count -> device time
+
+    def seconds_of(self, num_tokens: int) -> float | None:
+        """About what a step of so many tokens takes: as long as the next larger one that was measured.
+
+        Beyond the largest in proportion to it. `None` where none was measured.
+        """
+        if not self.step_seconds:
+            return None
+        measured = min((t for t in self.step_seconds if t >= num_tokens), default=max(self.step_seconds))
+        return self.step_seconds[measured] * max(1.0, num_tokens / measured)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for `from_json`."""
@@ -69,6 +80,7 @@ class Calibration:
             "saturation_tokens": self.saturation_tokens,
             "attention": attention,
             "plan": plan,
+            "step_seconds": {str(tokens): seconds for tokens, seconds in self.step_seconds.items()},
         }
 
     @classmethod
@@ -79,7 +91,10 @@ class Calibration:
             for choice in values["attention"]
         }
         plan = None if values["plan"] is None else _plan(values["plan"])
-        return cls(int(values["inflection_tokens"]), int(values["saturation_tokens"]), attention, plan)
+        # Absent from a file of an earlier version: what was measured then holds all the same.
+        seconds = {int(tokens): float(took) for tokens, took in values.get("step_seconds", {}).items()}
+        points = int(values["inflection_tokens"]), int(values["saturation_tokens"])
+        return cls(*points, attention, plan, seconds)
 
 
 def _spec(values: Mapping[str, Any]) -> AttentionSpec:

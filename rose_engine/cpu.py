@@ -57,6 +57,14 @@ class CpuRunner:
         """Never: queueing is all that `step` does."""
         return False
 
+    def may_compile(self, batch: Batch) -> bool:  # noqa: ARG002 - other devices have cold shapes
+        """Never."""
+        return False
+
+    def step_seconds(self, num_tokens: int) -> float | None:  # noqa: ARG002 - other devices are calibrated
+        """Not measured: the processor is shared with whatever else runs."""
+        return None
+
     def close(self) -> None:
         """Finish what was queued and end the thread."""
         self._worker.shutdown(wait=True)

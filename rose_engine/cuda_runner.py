@@ -59,6 +59,7 @@ class CudaRunner(AsyncRunner):
         calibration, attention = Calibrator(model, settings).find_or_measure()
         self._settings = settings
         self.attention = attention
+        self._calibration = calibration
         self.saturation_tokens = calibration.saturation_tokens
         options = _options(settings, calibration)
         self.graph_tokens = options.graph_tokens
@@ -75,6 +76,10 @@ class CudaRunner(AsyncRunner):
     def attention_summary(self) -> str:
         """What was chosen for each class of shapes, and why."""
         return self.attention.describe()
+
+    def step_seconds(self, num_tokens: int) -> float | None:
+        """What a step of so many tokens takes by the calibration; `None` where an old one does not say."""
+        return self._calibration.seconds_of(num_tokens)
 
     @property
     def batch_tokens(self) -> int:
@@ -180,7 +185,8 @@ class Calibrator:
         samples = sample(lambda lengths: self._time(attention, lengths), *counts)
         log_samples(samples)
         inflection = inflection_point(samples, self._settings.max_batch_tokens)
-        return Calibration(inflection, saturation_point(samples), attention.choices, plan)
+        seconds = {tokens: max(t.device_seconds, t.launch_seconds) for tokens, t in samples.items()}
+        return Calibration(inflection, saturation_point(samples), attention.choices, plan, seconds)
 
     def _choose_plan(self, attention: Attention, builds: GemmBuilds | None) -> DecoderPlan | None:
         """Time every path of the decoder that can be had, and adopt the plan of the fastest.

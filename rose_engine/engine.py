@@ -53,6 +53,14 @@ class Runner(Protocol):
         """Whether `step` would hold up its caller all the same (a first sight, a capture)."""
         ...
 
+    def may_compile(self, batch: Batch) -> bool:
+        """Whether a step that would block may compile or capture: seconds, where others take milliseconds."""
+        ...
+
+    def step_seconds(self, num_tokens: int) -> float | None:
+        """What a step of so many tokens takes, where that was measured."""
+        ...
+
     def close(self) -> None:
         """Finish what was queued and give everything back; a second call changes nothing."""
         ...
@@ -92,6 +100,14 @@ class Engine:
     def would_block(self, batch: Batch) -> bool:
         """Whether `step(batch)` would hold up its caller: call it from a thread that may wait."""
         return self._runner.would_block(batch)
+
+    def may_compile(self, batch: Batch) -> bool:
+        """Whether a step that would block may compile or capture: seconds, where others take milliseconds."""
+        return self._runner.may_compile(batch)
+
+    def step_seconds(self, num_tokens: int) -> float | None:
+        """Seconds of a step of so many tokens by the calibration; `None` where there was none."""
+        return self._runner.step_seconds(num_tokens)
 
     @property
     def counters(self) -> StepCounters:

@@ -80,6 +80,14 @@ class FakeEngine:
         """Whether `step` would hold up its caller."""
         return self.blocks
 
+    def may_compile(self, batch: Batch) -> bool:  # noqa: ARG002 - the engine's signature
+        """Whether a step that would block may compile."""
+        return self.blocks
+
+    def step_seconds(self, num_tokens: int) -> float | None:  # noqa: ARG002 - the engine's signature
+        """Not measured."""
+        return None
+
     def close(self) -> None:
         """Refuse further steps; those that were handed out can still be completed."""
         self.closed = True

@@ -155,6 +155,13 @@ class GraphCache:
         """Whether the next step of `shape` takes milliseconds of CPU: it would launch eagerly or capture."""
         return shape not in self._graphs
 
+    def may_compile(self, layout: PackedLayout) -> bool:
+        """Whether the next step of such sequences is its shape's first, or captures it."""
+        shape = self.buckets.shape(layout)
+        if shape in self._graphs:
+            return False
+        return shape not in self._warm or (shape not in self._refused and self.buckets.captures(layout))
+
     def drop_all(self) -> None:
         """Let go of every graph and its memory; their shapes are captured again when they return."""
         self.counters.evicted += len(self._graphs)

@@ -92,7 +92,14 @@ class AsyncRunner:
 
     def would_block(self, batch: Batch) -> bool:
         """Whether `step` would hold its caller for milliseconds: compiling, capturing, launching eagerly."""
+        # Who asks here asks for results too, perhaps before it ever launches, and on this device: a thread
+        # that has chosen none would open a context on the first one.
+        self._device.enter_stream()
         return batch.rows is not None or self._graphs.would_block(self._buckets.shape(batch.layout))
+
+    def may_compile(self, batch: Batch) -> bool:
+        """Whether a step that would block may compile or capture: seconds, where others take milliseconds."""
+        return batch.rows is not None or self._graphs.may_compile(batch.layout)
 
     def step(self, batch: Batch) -> LazyTensor:
         """Queue one batch; its rows `[R, D]`, or what failed, arrive later.
@@ -110,6 +117,7 @@ class AsyncRunner:
     def close(self) -> None:
         """Wait for the steps in flight and let go of the graphs."""
         with self._lock:
+            self._device.enter_stream()
             self._stager.close()
             self._graphs.drop_all()
 

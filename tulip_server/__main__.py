@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rose_engine.errors import EngineError
 from tulip_server.config import ServerConfig
-from tulip_server.errors import ConfigError, TulipError
+from tulip_server.errors import ConfigError
+from tulip_server.process import complain, run
+
+if TYPE_CHECKING:
+    from rose_engine.engine import Engine
 
 
 def main(arguments: list[str]) -> int:
@@ -18,32 +18,18 @@ def main(arguments: list[str]) -> int:
     try:
         config = ServerConfig.from_command_line(arguments)
     except ConfigError as error:
-        return _complain(error, 2)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    try:
-        _serve(config)
-    except (TulipError, EngineError) as error:
-        if config.debug:
-            raise
-        return _complain(error, 1)
-    except KeyboardInterrupt:  # while the engine was loading
-        return 130
-    return 0
+        return complain(error, 2)
+    return run(config, lambda: _load(config))
 
 
-def _serve(config: ServerConfig) -> None:
-    # gRPC reads this when it is imported; what it would write beside our own line helps nobody.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+def _load(config: ServerConfig) -> Engine:
     # Imported late: `--help` and a bad flag need not wait for torch.
     from rose_engine.config import EngineConfig
     from rose_engine.engine import Engine
     from tulip_server import faults
-    from tulip_server.server import serve
 
-    if folder := os.environ.get(faults.FOLDER_VARIABLE):
-        faults.install(Path(folder))
+    if (asked := faults.Faults.from_environment()) is not None:
+        faults.install(asked)
     engine_config = EngineConfig(
         model=config.model,
         task=config.task,
@@ -54,12 +40,7 @@ def _serve(config: ServerConfig) -> None:
         max_batch_sequences=config.max_batch_sequences,
         threads=config.threads,
     )
-    asyncio.run(serve(config, lambda: Engine.load(engine_config)))
-
-
-def _complain(error: Exception, status: int) -> int:
-    print(f"tulip_server: error: {error}", file=sys.stderr)
-    return status
+    return Engine.load(engine_config)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""First come, first served: what waits, what may still come in, and what goes into the next batch.
+"""Who goes next: what waits, what may still come in, and what goes into the next batch.
+
+Two lanes, each first come, first served. Interactive chunks go first; a bulk lane that has had no turn for
+its patience gets the next batch before them. So neither lane starves the other: not even a bulk backlog of
+minutes holds an interactive chunk up for more than one batch in each such time. What one lane leaves free
+of a batch the other may fill.
 
 A chunk enters whole or not at all, leaves sequence by sequence, and is answered once, through its one
 future: one wake-up a chunk. Knows nothing of tensors, devices or the wire. All of it runs on one event loop.
@@ -7,24 +12,26 @@ future: one wake-up a chunk. Knows nothing of tensors, devices or the wire. All 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import TYPE_CHECKING
 
 from tulip_server import metrics
-from tulip_server.errors import ChunkError, DeadlineExceeded, Overloaded, ShuttingDown
+from tulip_server.chunk import ChunkResult, Lane, PendingChunk, PendingSequence
+from tulip_server.errors import ChunkError, DeadlineExceeded, Overloaded, ShuttingDown, Wedged
 
 if TYPE_CHECKING:
     from rose_engine.batch import Sequence
 
 Clock = Callable[[], float]  # seconds, never backwards
+
+# Entries of chunks that are gone, which the heap of deadlines may hold beside one for each that waits.
+_STALE_DEADLINES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,143 +56,148 @@ class BatchBudget:
         return BatchBudget(self.max_tokens - num_tokens, self.max_sequences - num_sequences)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkResult:
-    """A chunk's rows `[R, ...]` as the engine made them, in its own order, and where its time went."""
+class Line:
+    """The chunks of one lane that have something left to take, in order of arrival, and how much that is."""
 
-    rows_RD: NDArray[Any]
-    queue_seconds: float  # from arrival to the dispatch of the last sequence
-    compute_seconds: float  # from there until the last row was on the host
+    def __init__(self) -> None:
+        self.chunks: OrderedDict[PendingChunk, None] = OrderedDict()
+        self.waiting_tokens = 0
+        self.waiting_sequences = 0
+
+    def append(self, chunk: PendingChunk, num_tokens: int) -> None:
+        """Queue a whole chunk of `num_tokens`."""
+        self.chunks[chunk] = None
+        self.waiting_tokens += num_tokens
+        self.waiting_sequences += len(chunk.sequences)
+
+    def take(self, chunk: PendingChunk, number: int, now: float) -> tuple[list[PendingSequence], int]:
+        """The next `number` sequences of a chunk, dispatched `now`, and their tokens."""
+        num_tokens = sum(islice(chunk.waiting_lengths(), number))
+        taken = chunk.take(number, now)
+        self.waiting_tokens -= num_tokens
+        self.waiting_sequences -= number
+        if not chunk.num_waiting:
+            del self.chunks[chunk]
+        return taken, num_tokens
+
+    def remove(self, chunk: PendingChunk) -> None:
+        """Forget what of a chunk still waits."""
+        del self.chunks[chunk]
+        self.waiting_tokens -= sum(chunk.waiting_lengths())
+        self.waiting_sequences -= chunk.num_waiting
 
 
-class PendingSequence(NamedTuple):
-    """One sequence of a chunk on its way through a batch."""
+class Deadlines:
+    """Chunks by their deadline. One that is gone stays for a while, so few of those that nothing grows."""
 
-    chunk: PendingChunk
-    position: int  # within the chunk, from 0
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, PendingChunk]] = []
+        self._number = count()
 
-    @property
-    def sequence(self) -> Sequence:
-        """What the engine gets."""
-        return self.chunk.sequences[self.position]
+    def __len__(self) -> int:
+        return len(self._heap)
 
-
-@dataclass(slots=True, eq=False)
-class PendingChunk:
-    """A chunk from arrival to answer: its sequences share one future and one deadline.
-
-    The future ends with a `ChunkResult`, with a `ChunkError`, or cancelled. Sequences are taken in order; all
-    or none make a row for each token.
-    """
-
-    sequences: tuple[Sequence, ...]
-    future: asyncio.Future[ChunkResult]
-    arrival: float  # on the batcher's clock, as is the deadline
-    deadline: float = math.inf
-    num_taken: int = field(default=0, init=False)
-    _last_dispatch: float = field(default=math.nan, init=False)
-    _parts: dict[int, NDArray[Any]] = field(default_factory=dict, init=False)  # rows, by first sequence
-    _num_delivered: int = field(default=0, init=False)
-
-    @property
-    def per_token(self) -> bool:
-        """Whether its rows are of tokens."""
-        return self.sequences[0].per_token
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences not yet taken."""
-        return len(self.sequences) - self.num_taken
-
-    def waiting_lengths(self) -> Iterator[int]:
-        """Tokens of each sequence not yet taken."""
-        return (sequence.num_tokens for sequence in islice(self.sequences, self.num_taken, None))
-
-    def take(self, count: int, now: float) -> list[PendingSequence]:
-        """The next `count` sequences, dispatched `now`."""
-        first, self.num_taken = self.num_taken, self.num_taken + count
-        self._last_dispatch = now
-        return [PendingSequence(self, position) for position in range(first, self.num_taken)]
-
-    def deliver(self, first: int, count: int, rows_RD: NDArray[Any], now: float) -> None:
-        """Take in the rows of `count` sequences from position `first` on; the last complete the future."""
-        if self.future.done():
+    def add(self, chunk: PendingChunk, num_waiting: int) -> None:
+        """Take in a chunk; `num_waiting` chunks wait now."""
+        if chunk.deadline == math.inf:
             return
-        self._parts[first] = rows_RD
-        self._num_delivered += count
-        if self._num_delivered == len(self.sequences):
-            parts = [self._parts[position] for position in sorted(self._parts)]
-            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            queue_seconds, compute_seconds = self._last_dispatch - self.arrival, now - self._last_dispatch
-            self.future.set_result(ChunkResult(rows, queue_seconds, compute_seconds))
+        heapq.heappush(self._heap, (chunk.deadline, next(self._number), chunk))
+        if len(self._heap) > 2 * num_waiting + _STALE_DEADLINES:
+            self._heap = [entry for entry in self._heap if entry[2].waits]
+            heapq.heapify(self._heap)
 
-    def fail(self, error: ChunkError) -> None:
-        """End the future with `error`, unless it has ended already."""
-        if not self.future.done():
-            self.future.set_exception(error)
-            # Read here: a chunk whose client has left fails with nobody to read it, which is no mistake.
-            self.future.exception()
+    def expired(self, now: float) -> Iterator[PendingChunk]:
+        """Give out, once, each chunk that still waits and whose deadline has passed."""
+        while self._heap and self._heap[0][0] <= now:
+            chunk = heapq.heappop(self._heap)[2]
+            if chunk.waits:
+                yield chunk
 
 
 class Batcher:
-    """Chunks that wait, oldest first, bounded in tokens.
+    """Chunks that wait, bounded in tokens: `max_waiting_tokens`, interactive ones `reserved_tokens` more.
 
-    `changed` is set when work arrives or the batcher closes; the runner waits for it.
+    `changed` is set when work arrives or the batcher closes; the runner waits for it. While `wedged` is set,
+    nothing is taken in. `bulk_patience` in seconds.
     """
 
-    def __init__(self, budget: BatchBudget, max_waiting_tokens: int, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        budget: BatchBudget,
+        max_waiting_tokens: int,
+        clock: Clock = time.monotonic,
+        *,
+        reserved_tokens: int = 0,
+        bulk_patience: float = 0.5,
+    ) -> None:
         self.changed = asyncio.Event()
         self.closed = False
-        self.waiting_tokens = 0
-        self.waiting_sequences = 0
+        self.wedged = False
         self.now = clock
+        self.lines = {lane: Line() for lane in Lane}
+        self._interactive, self._bulk = self.lines[Lane.INTERACTIVE], self.lines[Lane.BULK]
         self._budget = budget
-        self._max_waiting_tokens = max_waiting_tokens
-        self._chunks: OrderedDict[PendingChunk, None] = OrderedDict()  # each with something left to take
+        self._room = {
+            Lane.INTERACTIVE: max_waiting_tokens + reserved_tokens,
+            Lane.BULK: max_waiting_tokens,
+        }
+        self._bulk_patience = bulk_patience
+        self._bulk_turn = -math.inf  # when bulk last had half of a batch or more
+        self._deadlines = Deadlines()
 
-    def submit(self, sequences: tuple[Sequence, ...], timeout: float = math.inf) -> PendingChunk:
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens accepted, not yet dispatched."""
+        return self._interactive.waiting_tokens + self._bulk.waiting_tokens
+
+    @property
+    def waiting_sequences(self) -> int:
+        """Sequences accepted, not yet dispatched."""
+        return self._interactive.waiting_sequences + self._bulk.waiting_sequences
+
+    def submit(
+        self, sequences: tuple[Sequence, ...], timeout: float = math.inf, lane: Lane = Lane.INTERACTIVE
+    ) -> PendingChunk:
         """Queue a chunk of at least one sequence, all of it or nothing; `timeout` in seconds from now.
 
-        A chunk that finds the queue empty is never too large.
-        Raises `ShuttingDown` after `close`, `Overloaded` when the queue has no room.
+        A chunk that finds the queue empty is never too large. Raises `ShuttingDown` after `close`, `Wedged`
+        while the device is, `Overloaded` when the queue has no room.
         """
         assert sequences, "an empty chunk: this is a bug of the caller"
-        if self.closed:
-            raise ShuttingDown("the server is shutting down")
         num_tokens = sum(sequence.num_tokens for sequence in sequences)
-        if self.waiting_tokens and self.waiting_tokens + num_tokens > self._max_waiting_tokens:
-            queue = f"{self.waiting_tokens} of {self._max_waiting_tokens} tokens wait"
-            raise Overloaded(f"{queue}: no room for {num_tokens} more")
         now = self.now()
+        try:
+            self._admit(num_tokens, lane, now)
+        except ChunkError as error:
+            metrics.chunk_refused(error.outcome, lane.value)
+            raise
         future: asyncio.Future[ChunkResult] = asyncio.get_running_loop().create_future()
-        chunk = PendingChunk(sequences, future, now, now + timeout)
-        self._chunks[chunk] = None
-        self._count(len(sequences), num_tokens)
+        chunk = PendingChunk(sequences, future, now, now + timeout, lane)
+        self.lines[lane].append(chunk, num_tokens)
+        self._deadlines.add(chunk, len(self._interactive.chunks) + len(self._bulk.chunks))
         self.changed.set()
         return chunk
 
     def next_batch(self) -> list[PendingSequence]:
-        """Take the oldest sequences that fit the budget, in order of arrival, at least one of them.
+        """Take the sequences that go next, as many as fit the budget, at least one of them.
 
         Rows of tokens and pooled ones never go together: they differ in width.
         Empty only if nothing alive waits: chunks that ended or expired meanwhile are dropped on the way.
         """
-        now = self.now()
-        batch: list[PendingSequence] = []
-        room = self._budget
-        while (chunk := self._oldest_alive(now)) is not None:
-            if batch and batch[0].chunk.per_token != chunk.per_token:
-                break
-            # The first sequence goes even if it is longer than the budget: alone, instead of never.
-            count = room.num_fitting(chunk.waiting_lengths()) or int(not batch)
-            num_tokens = sum(islice(chunk.waiting_lengths(), count))
-            batch += chunk.take(count, now)
-            room = room.less(num_tokens, count)
-            self._count(-count, -num_tokens)
-            if chunk.num_waiting:
-                break
-            del self._chunks[chunk]
+        now, batch, room, bulk_tokens = self.now(), list[PendingSequence](), self._budget, 0
+        for line in self._lines_in_turn(now):
+            left = self._fill(batch, line, room, now)
+            if line is self._bulk:
+                bulk_tokens = room.max_tokens - left.max_tokens
+            room = left
+        if bulk_tokens and 2 * bulk_tokens >= self._budget.max_tokens - room.max_tokens:
+            self._bulk_turn = now
         return batch
+
+    def expire(self) -> None:
+        """Fail every chunk whose deadline has passed while it waited, wherever in its lane it is."""
+        for chunk in self._deadlines.expired(self.now()):
+            self.fail(chunk, _expired())
 
     def fail(self, chunk: PendingChunk, error: ChunkError) -> None:
         """End `chunk` with `error` and forget what of it still waits; nothing happens if it has ended."""
@@ -200,27 +212,66 @@ class Batcher:
     def abandon(self, error: ChunkError) -> None:
         """Refuse new chunks and fail all that wait."""
         self.close()
-        for chunk in list(self._chunks):
-            self.fail(chunk, error)
+        for line in self.lines.values():
+            for chunk in list(line.chunks):
+                self.fail(chunk, error)
 
-    def _oldest_alive(self, now: float) -> PendingChunk | None:
-        while self._chunks:
-            chunk = next(iter(self._chunks))
+    def _admit(self, num_tokens: int, lane: Lane, now: float) -> None:
+        """Raise what keeps a chunk of `num_tokens` out, if anything does."""
+        if self.closed:
+            raise ShuttingDown("the server is shutting down")
+        if self.wedged:
+            raise Wedged("the device has not answered for long: nothing is taken in until it does")
+        if not self._has_room(num_tokens, lane):
+            for chunk in self._deadlines.expired(now):
+                self.fail(chunk, _expired())
+        if not self._has_room(num_tokens, lane):
+            queue = f"{self.waiting_tokens} of {self._room[lane]} tokens wait"
+            raise Overloaded(f"{queue}: no room for {num_tokens} more")
+
+    def _has_room(self, num_tokens: int, lane: Lane) -> bool:
+        waiting = self.waiting_tokens
+        return not waiting or waiting + num_tokens <= self._room[lane]
+
+    def _lines_in_turn(self, now: float) -> tuple[Line, Line]:
+        oldest = self._oldest_alive(self._bulk, now) if self._bulk.chunks else None
+        if oldest is not None and now - max(oldest.arrival, self._bulk_turn) >= self._bulk_patience:
+            return self._bulk, self._interactive
+        return self._interactive, self._bulk
+
+    def _fill(self, batch: list[PendingSequence], line: Line, room: BatchBudget, now: float) -> BatchBudget:
+        """Add to `batch` what fits of `line`, in order of arrival; the room that is left."""
+        while (chunk := self._oldest_alive(line, now)) is not None:
+            if batch and batch[0].chunk.per_token != chunk.per_token:
+                break
+            # The first sequence goes even if it is longer than the budget: alone, instead of never.
+            number = room.num_fitting(chunk.waiting_lengths()) or int(not batch)
+            if not number:
+                break
+            taken, num_tokens = line.take(chunk, number, now)
+            batch += taken
+            room = room.less(num_tokens, number)
+            if chunk.num_waiting:
+                break
+        return room
+
+    def _oldest_alive(self, line: Line, now: float) -> PendingChunk | None:
+        while line.chunks:
+            chunk = next(iter(line.chunks))
             if chunk.future.done():
                 self._drop(chunk, "cancelled")
             elif chunk.deadline <= now:
-                self.fail(chunk, DeadlineExceeded("the deadline passed while the chunk waited"))
+                self.fail(chunk, _expired())
             else:
                 return chunk
         return None
 
     def _drop(self, chunk: PendingChunk, reason: str) -> None:
-        if chunk in self._chunks:
-            del self._chunks[chunk]
+        line = self.lines[chunk.lane]
+        if chunk in line.chunks:
             metrics.sequences_skipped(reason, chunk.num_waiting)
-            self._count(-chunk.num_waiting, -sum(chunk.waiting_lengths()))
+            line.remove(chunk)
 
-    def _count(self, num_sequences: int, num_tokens: int) -> None:
-        self.waiting_sequences += num_sequences
-        self.waiting_tokens += num_tokens
-        metrics.queue_changed(self.waiting_sequences, self.waiting_tokens)
+
+def _expired() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed while the chunk waited")

@@ -16,7 +16,11 @@ from tulip_server.errors import ConfigError
 
 _ENVIRONMENT_PREFIX = "TULIP_"
 _SWITCH = {"1": True, "0": False}
-_LOG_LEVELS = ("debug", "info", "warning", "error")
+_CHOICES = {
+    "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("text", "json"),
+    "socket_mode": ("600", "660"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,11 @@ class ServerConfig:
     task: str = "auto"
     host: str = "127.0.0.1"
     port: int = 50051
+    socket: Path | None = None
+    socket_mode: str = "600"
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
     ready_file: Path | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -37,10 +46,15 @@ class ServerConfig:
     max_batch_tokens: int | None = None
     max_batch_sequences: int | None = None
     max_waiting_tokens: int | None = None
+    reserved_tokens: int | None = None
+    bulk_patience_seconds: float = 0.5
     depth: int = 2
+    cold_step_seconds: float = 60.0
     drain_seconds: float = 30.0
     metrics_port: int | None = None
+    otlp_endpoint: str | None = None
     log_level: str = "info"
+    log_format: str = "text"
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -48,9 +62,14 @@ class ServerConfig:
             self._check_range(name, 0, 65535)
         for name in ("threads", "max_batch_tokens", "max_batch_sequences", "max_waiting_tokens", "depth"):
             self._check_range(name, 1, None)
-        self._check_range("drain_seconds", 0, None)
-        if self.log_level not in _LOG_LEVELS:
-            raise ConfigError(f"--log-level: {self.log_level!r} is none of {', '.join(_LOG_LEVELS)}")
+        for name in ("reserved_tokens", "bulk_patience_seconds", "drain_seconds"):
+            self._check_range(name, 0, None)
+        self._check_range("cold_step_seconds", 1, None)
+        for name, choices in _CHOICES.items():
+            self._check_choice(name, choices)
+        self._check_tls()
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"--otlp-endpoint: {self.otlp_endpoint!r} is not an http or https URL")
 
     @classmethod
     def from_command_line(
@@ -70,6 +89,22 @@ class ServerConfig:
             bounds = f"at least {lowest}" if highest is None else f"between {lowest} and {highest}"
             raise ConfigError(f"{_flag(name)}: {value} is not {bounds}")
 
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        if (value := getattr(self, name)) not in choices:
+            raise ConfigError(f"{_flag(name)}: {value!r} is none of {', '.join(choices)}")
+
+    def _check_tls(self) -> None:
+        pairs = [
+            ("tls_certificate", "tls_key"),
+            ("tls_key", "tls_certificate"),
+            ("tls_client_ca", "tls_certificate"),
+        ]
+        for given, needed in pairs:
+            if getattr(self, given) is not None and getattr(self, needed) is None:
+                raise ConfigError(f"{_flag(given)} needs {_flag(needed)} beside it")
+        if self.socket is not None and self.tls_certificate is not None:
+            raise ConfigError("--tls-certificate is for TCP: --socket is guarded by the file's permissions")
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -87,6 +122,7 @@ def _parser() -> _Parser:
     )
     _add_model_flags(parser)
     _add_listening_flags(parser)
+    _add_tls_flags(parser)
     _add_engine_flags(parser)
     _add_queue_flags(parser)
     _add_log_flags(parser)
@@ -110,6 +146,15 @@ def _add_listening_flags(parser: _Parser) -> None:
     group.add_argument("--host", metavar="ADDRESS", help="interface to listen on (127.0.0.1)")
     group.add_argument("--port", type=int, metavar="N", help="gRPC port; 0: any free one (50051)")
     group.add_argument(
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help="Unix socket to listen on, instead of host and port (none)",
+    )
+    group.add_argument(
+        "--socket-mode", metavar="MODE", help="600: the owner may connect; 660: the group too (600)"
+    )
+    group.add_argument(
         "--metrics-port", type=int, metavar="N", help="Prometheus port; 0: any free one (none)"
     )
     group.add_argument(
@@ -117,6 +162,20 @@ def _add_listening_flags(parser: _Parser) -> None:
         type=Path,
         metavar="PATH",
         help="JSON file with the bound ports, there as long as the server takes requests (none)",
+    )
+
+
+def _add_tls_flags(parser: _Parser) -> None:
+    group = parser.add_argument_group("TLS, read at start")
+    group.add_argument(
+        "--tls-certificate", type=Path, metavar="PATH", help="PEM chain, the server's own first (no TLS)"
+    )
+    group.add_argument("--tls-key", type=Path, metavar="PATH", help="PEM key of the certificate")
+    group.add_argument(
+        "--tls-client-ca",
+        type=Path,
+        metavar="PATH",
+        help="PEM authorities: only clients with a certificate of one of them may connect (anybody)",
     )
 
 
@@ -142,15 +201,38 @@ def _add_queue_flags(parser: _Parser) -> None:
         metavar="N",
         help="tokens that may wait before chunks are refused (64 times the tokens of a batch)",
     )
+    group.add_argument(
+        "--reserved-tokens",
+        type=int,
+        metavar="N",
+        help="room on top of that for interactive chunks alone (a quarter of it)",
+    )
+    group.add_argument(
+        "--bulk-patience-seconds",
+        type=float,
+        metavar="S",
+        help="a bulk lane without a turn for this long goes first, for one batch (0.5)",
+    )
     group.add_argument("--depth", type=int, metavar="N", help="batches with the engine at once (2)")
+    group.add_argument(
+        "--cold-step-seconds",
+        type=float,
+        metavar="S",
+        help="what a step that compiles, or of a size never seen, may take before the device counts as stuck"
+        " (60)",
+    )
     group.add_argument(
         "--drain-seconds", type=float, metavar="S", help="time to finish what was accepted when stopped (30)"
     )
 
 
 def _add_log_flags(parser: _Parser) -> None:
-    group = parser.add_argument_group("logging")
-    group.add_argument("--log-level", metavar="LEVEL", help=f"{', '.join(_LOG_LEVELS)} (info)")
+    group = parser.add_argument_group("logs and traces")
+    group.add_argument("--log-level", metavar="LEVEL", help=f"{', '.join(_CHOICES['log_level'])} (info)")
+    group.add_argument("--log-format", metavar="FORMAT", help="text, or json: an object a line (text)")
+    group.add_argument(
+        "--otlp-endpoint", metavar="URL", help="OpenTelemetry collector, OTLP over HTTP, for spans (none)"
+    )
     group.add_argument("--debug", action="store_true", help="show the traceback of what stops the server")
 
 

@@ -3,9 +3,12 @@
 TulipError
 ├── ConfigError             a flag or environment key that cannot be honoured
 ├── StartupError            a port, a file or a failed self-test that stops the server from starting
+├── StoppedWhileLoading     a signal came before there was anything to serve
+├── DeviceHung              the server ended while the device still held a step
 └── ChunkError              why a chunk has no rows; its neighbours are not affected
     ├── BadChunk            the message is at fault: nothing of it was queued
     ├── Overloaded          the queue is full: nothing of it was queued
+    ├── Wedged              the device does not answer: nothing of it was queued
     ├── ShuttingDown        the server ends: refused, or not finished in time
     ├── DeadlineExceeded    its time ran out before it was dispatched
     ├── Cancelled           the client does not want it any more
@@ -29,6 +32,14 @@ class ConfigError(TulipError):
 
 class StartupError(TulipError):
     """A port, a file or a failed self-test that stops the server from starting; the message names it."""
+
+
+class StoppedWhileLoading(TulipError):
+    """A signal came before the engine was loaded; what loads it still runs."""
+
+
+class DeviceHung(TulipError):
+    """The server has answered everybody, and a step that never returned keeps its threads from ending."""
 
 
 class ChunkError(TulipError):
@@ -56,6 +67,12 @@ class Overloaded(ChunkError):
     """The queue has no room for the chunk; it may have later."""
 
     outcome = "overloaded"
+
+
+class Wedged(ChunkError):
+    """The device has held a step far longer than such steps take; another replica may answer."""
+
+    outcome = "wedged"
 
 
 class ShuttingDown(ChunkError):

@@ -5,11 +5,13 @@ Knows nothing of chunks or batches, only of numbers; one registry for the proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import product
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -28,18 +30,18 @@ _batch_tokens = Histogram(
 _batch_sequences = Histogram(
     "tulip_batch_sequences", "Sequences of a batch", buckets=_SEQUENCE_BUCKETS, registry=REGISTRY
 )
-_waiting_tokens = Gauge("tulip_waiting_tokens", "Tokens accepted, not yet dispatched", registry=REGISTRY)
-_waiting_sequences = Gauge(
-    "tulip_waiting_sequences", "Sequences accepted, not yet dispatched", registry=REGISTRY
-)
-_in_flight = Gauge("tulip_batches_in_flight", "Batches dispatched, not yet delivered", registry=REGISTRY)
 _chunks = Counter("tulip_chunks", "Chunks answered or dropped, by outcome", ["outcome"], registry=REGISTRY)
 _skipped = Counter(
     "tulip_skipped_sequences", "Sequences dropped before dispatch, by reason", ["reason"], registry=REGISTRY
 )
+_refused = Counter(
+    "tulip_refused_chunks", "Chunks refused at the door, by reason", ["reason", "lane"], registry=REGISTRY
+)
+_heartbeats = Counter("tulip_heartbeats", "Heartbeats handed to streams", registry=REGISTRY)
 _queue_seconds = Histogram(
     "tulip_queue_seconds",
     "From a chunk's arrival to the dispatch of its last sequence",
+    ["lane"],
     buckets=_SECOND_BUCKETS,
     registry=REGISTRY,
 )
@@ -49,6 +51,24 @@ _compute_seconds = Histogram(
     buckets=_SECOND_BUCKETS,
     registry=REGISTRY,
 )
+_step_seconds = Histogram(
+    "tulip_step_seconds",
+    "From when the engine could begin with a batch until its rows were on the host; cold: with compiling",
+    ["kind"],
+    buckets=_SECOND_BUCKETS,
+    registry=REGISTRY,
+)
+
+# A series that is born at 1 has no rate: those that alerts read are there, at 0, from the start.
+for _reason in ("expired", "cancelled"):
+    _skipped.labels(_reason)
+for _values in product(("overloaded", "wedged", "shutting_down"), ("interactive", "bulk")):
+    _refused.labels(*_values)
+
+# `labels` takes a lock and a microsecond; what a chunk or a step needs is looked up once.
+_answered = _chunks.labels("ok")
+_queue_seconds_of = cache(_queue_seconds.labels)
+_hot_step_seconds, _cold_step_seconds = _step_seconds.labels("hot"), _step_seconds.labels("cold")
 
 
 def batch_dispatched(num_sequences: int, num_tokens: int) -> None:
@@ -58,15 +78,9 @@ def batch_dispatched(num_sequences: int, num_tokens: int) -> None:
     _batch_tokens.observe(num_tokens)
 
 
-def queue_changed(waiting_sequences: int, waiting_tokens: int) -> None:
-    """So much waits now."""
-    _waiting_sequences.set(waiting_sequences)
-    _waiting_tokens.set(waiting_tokens)
-
-
-def in_flight_changed(num_batches: int) -> None:
-    """So many batches are with the engine now."""
-    _in_flight.set(num_batches)
+def step_finished(seconds: float, *, cold: bool) -> None:
+    """A batch came back from the engine."""
+    (_cold_step_seconds if cold else _hot_step_seconds).observe(seconds)
 
 
 def sequences_skipped(reason: str, num_sequences: int) -> None:
@@ -74,16 +88,70 @@ def sequences_skipped(reason: str, num_sequences: int) -> None:
     _skipped.labels(reason).inc(num_sequences)
 
 
-def chunk_answered(queue_seconds: float, compute_seconds: float) -> None:
+def chunk_answered(lane: str, queue_seconds: float, compute_seconds: float) -> None:
     """A chunk has all its rows."""
-    _chunks.labels("ok").inc()
-    _queue_seconds.observe(queue_seconds)
+    _answered.inc()
+    _queue_seconds_of(lane).observe(queue_seconds)
     _compute_seconds.observe(compute_seconds)
 
 
 def chunk_failed(outcome: str) -> None:
     """A chunk has no rows; `outcome` is the error's."""
     _chunks.labels(outcome).inc()
+
+
+def chunk_refused(outcome: str, lane: str) -> None:
+    """A chunk was not taken in; `outcome` is the error's."""
+    _refused.labels(outcome, lane).inc()
+
+
+def heartbeats_sent(num_streams: int) -> None:
+    """A heartbeat was handed to each of so many streams."""
+    _heartbeats.inc(num_streams)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """A server at one moment, as its gauges show it."""
+
+    waiting_tokens: Mapping[str, int]  # by lane
+    waiting_sequences: Mapping[str, int]  # by lane
+    batches_in_flight: int
+    oldest_step_seconds: float
+    wedged: bool
+    draining: bool
+    streams: int
+
+
+class _ServerGauges(Collector):
+    """A server's state, read when somebody asks: nothing on the way of a chunk keeps gauges."""
+
+    def __init__(self, read: Callable[[], ServerState]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """One gauge for each fact, two of them by lane."""
+        state = self._read()
+        yield _by_lane("tulip_waiting_tokens", "Tokens accepted, not yet dispatched", state.waiting_tokens)
+        yield _by_lane(
+            "tulip_waiting_sequences", "Sequences accepted, not yet dispatched", state.waiting_sequences
+        )
+        yield GaugeMetricFamily(
+            "tulip_batches_in_flight", "Batches dispatched, not yet delivered", state.batches_in_flight
+        )
+        yield GaugeMetricFamily(
+            "tulip_oldest_step_seconds", "Age of the oldest step with the engine", state.oldest_step_seconds
+        )
+        yield GaugeMetricFamily("tulip_wedged", "1 while the device does not answer", state.wedged)
+        yield GaugeMetricFamily("tulip_draining", "1 while the server ends", state.draining)
+        yield GaugeMetricFamily("tulip_streams", "Streams open", state.streams)
+
+
+def _by_lane(name: str, meaning: str, values: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, meaning, labels=["lane"])
+    for lane, value in values.items():
+        family.add_metric([lane], value)
+    return family
 
 
 class _EngineSteps(Collector):
@@ -104,14 +172,16 @@ class _EngineSteps(Collector):
 
 
 @contextmanager
-def engine_steps(read: Callable[[], StepCounters]) -> Iterator[None]:
-    """Export what `read` gives while the context lasts."""
-    collector = _EngineSteps(read)
-    REGISTRY.register(collector)
+def observed(state: Callable[[], ServerState], steps: Callable[[], StepCounters]) -> Iterator[None]:
+    """Export what `state` and `steps` give while the context lasts."""
+    collectors = (_ServerGauges(state), _EngineSteps(steps))
+    for collector in collectors:
+        REGISTRY.register(collector)
     try:
         yield
     finally:
-        REGISTRY.unregister(collector)
+        for collector in collectors:
+            REGISTRY.unregister(collector)
 
 
 @contextmanager

@@ -1,14 +1,15 @@
 """The loop between queue and engine: pop, step, await the rows, deliver.
 
 Up to `depth` batches are with the engine at once, so that one is prepared while another runs. Knows nothing
-of the wire, and of the engine only `step`, `would_block`, how many values a row has, and the `LazyTensor`
-that comes back.
+of the wire, and of the engine only its steps, what they may cost, how many values a row has, and the
+`LazyTensor` that comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +20,16 @@ from typing import Protocol
 
 import numpy as np
 
+from protos.stamps import stamp
 from rose_engine.batch import Batch, RowLayout
 from rose_engine.description import ModelDescription
 from rose_engine.errors import DeviceLost, StepError
 from rose_engine.lazy_tensor import LazyTensor, finite_rows
 from tulip_server import metrics
-from tulip_server.batcher import Batcher, PendingChunk, PendingSequence
+from tulip_server.batcher import Batcher
+from tulip_server.chunk import PendingChunk, PendingSequence
 from tulip_server.errors import ChunkError, DeviceUnusable, NonFiniteRow, ShuttingDown, StepFailed
+from tulip_server.step_clock import Step, StepClock
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +47,15 @@ class StepEngine(Protocol):
         ...
 
     def would_block(self, batch: Batch) -> bool:
-        """Whether `step` would hold up its caller to compile or capture."""
+        """Whether `step` would hold up its caller: compile, capture, or launch for long."""
+        ...
+
+    def may_compile(self, batch: Batch) -> bool:
+        """Whether a step that would block may take far longer than such steps do: it compiles or captures."""
+        ...
+
+    def step_seconds(self, num_tokens: int) -> float | None:
+        """What a step of so many tokens takes, where the engine has measured that."""
         ...
 
 
@@ -61,8 +73,9 @@ class Flight:
     """A batch that is with the engine."""
 
     batch: list[PendingSequence]
-    rows: LazyTensor
+    step: Step
     layout: RowLayout | None  # of the rows; None: one from each sequence
+    rows: LazyTensor
 
     def rows_of(self, run: slice) -> slice:
         """Where the rows of a stretch of the batch lie."""
@@ -83,8 +96,9 @@ class ColdStep:
     """A batch whose step is on the worker thread."""
 
     batch: list[PendingSequence]
-    launch: asyncio.Future[LazyTensor]
+    step: Step
     layout: RowLayout | None
+    launch: asyncio.Future[LazyTensor]
 
 
 class Runner:
@@ -95,10 +109,15 @@ class Runner:
     own work). One that would block, because it compiles, captures, or launches a large batch kernel by
     kernel, runs on a worker thread: results, health checks, cancels and refusals go on meanwhile, and the
     next batch is launched once this one is.
+
+    `cold_step_seconds`: see `StepClock`.
     """
 
-    def __init__(self, engine: StepEngine, batcher: Batcher, depth: int) -> None:
+    def __init__(
+        self, engine: StepEngine, batcher: Batcher, depth: int, cold_step_seconds: float = 60.0
+    ) -> None:
         assert depth >= 1
+        self.step_clock = StepClock(engine.step_seconds, cold_step_seconds)
         self._engine = engine
         self._batcher = batcher
         self._depth = depth
@@ -106,6 +125,24 @@ class Runner:
         self._in_flight: deque[Flight] = deque()
         self._cold_step: ColdStep | None = None
         self._cold_steps = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cold-step")
+        self._last_cold_launch: asyncio.Future[LazyTensor] | None = None
+        self._last_return = -math.inf  # when a batch last came back
+
+    @property
+    def num_in_flight(self) -> int:
+        """Batches with the engine."""
+        return len(self._in_flight) + (self._cold_step is not None)
+
+    @property
+    def oldest_step(self) -> Step | None:
+        """What the engine has held for longest."""
+        if self._in_flight:
+            return self._in_flight[0].step
+        return None if self._cold_step is None else self._cold_step.step
+
+    def step_age(self, step: Step, now: float) -> float:
+        """Seconds since the engine could begin with `step`, the oldest one."""
+        return now - max(step.launched, self._last_return)
 
     async def run(self) -> None:
         """Serve until the batcher is closed and everything accepted is answered.
@@ -121,9 +158,18 @@ class Runner:
         finally:
             self._cold_steps.shutdown(wait=False)
 
-    async def close(self) -> None:
-        """Wait for a cold step that outlived the loop: the engine must not be closed under it."""
-        await asyncio.to_thread(self._cold_steps.shutdown)
+    async def close(self, seconds: float) -> bool:
+        """Wait for a cold step that outlived the loop: the engine must not be closed under it.
+
+        False if it has not returned after `seconds`.
+        """
+        launch = self._last_cold_launch
+        if launch is None:
+            return True
+        await asyncio.wait({launch}, timeout=seconds)
+        if launch.done() and not launch.cancelled():
+            launch.exception()  # nobody else may have asked
+        return launch.done()
 
     async def _next_event(self) -> Event:
         # Between two events replies go out and chunks come in, however much work waits.
@@ -156,44 +202,58 @@ class Runner:
             case Event.COLD_STEP_LAUNCHED:
                 assert self._cold_step is not None
                 cold, self._cold_step = self._cold_step, None
-                self._enter(cold.batch, cold.launch.result, cold.layout)
+                self._enter(cold.batch, cold.step, cold.layout, cold.launch.result)
             case Event.OLDEST_RESULT:
                 self._deliver(self._in_flight.popleft())
 
     def _launch(self, batch: list[PendingSequence]) -> None:
         if not batch:
             return
+        stamp("tulip.dispatched")
         packed = Batch.pack(pending.sequence for pending in batch)
         metrics.batch_dispatched(packed.num_sequences, packed.num_tokens)
+        now = self._batcher.now()
         if self._engine.would_block(packed):
+            step = Step(packed.num_tokens, now, self._engine.may_compile(packed))
             launch = self._loop.run_in_executor(self._cold_steps, self._engine.step, packed)
             launch.add_done_callback(lambda _: self._batcher.changed.set())
-            self._cold_step = ColdStep(batch, launch, packed.rows)
+            self._cold_step = ColdStep(batch, step, packed.rows, launch)
+            self._last_cold_launch = launch
         else:
-            self._enter(batch, lambda: self._engine.step(packed), packed.rows)
+            step = Step(packed.num_tokens, now, cold=False)
+            self._enter(batch, step, packed.rows, lambda: self._engine.step(packed))
 
     def _enter(
-        self, batch: list[PendingSequence], step: Callable[[], LazyTensor], layout: RowLayout | None
+        self,
+        batch: list[PendingSequence],
+        step: Step,
+        layout: RowLayout | None,
+        launch: Callable[[], LazyTensor],
     ) -> None:
-        """Put `batch` in flight, or fail it with what `step` raises."""
+        """Put `batch` in flight, or fail it with what `launch` raises."""
         try:
-            rows = step()
+            rows = launch()
         except BaseException as error:
             self._fail(batch, error)
             if _ends_the_loop(error):
                 raise
             return
-        self._in_flight.append(Flight(batch, rows, layout))
-        metrics.in_flight_changed(len(self._in_flight))
+        stamp("tulip.launched")
+        self._in_flight.append(Flight(batch, step, layout, rows))
         rows.add_done_callback(self._announce)
 
     def _announce(self, _rows: LazyTensor) -> None:
         """Tell the loop that a result is there; called from a thread of the engine."""
-        self._loop.call_soon_threadsafe(self._batcher.changed.set)
+        stamp("tulip.rows")
+        try:
+            self._loop.call_soon_threadsafe(self._batcher.changed.set)
+        except RuntimeError:  # the loop has ended without this step
+            log.warning("a step returned after the server had given it up")
 
     def _deliver(self, flight: Flight) -> None:
         """Hand each chunk its rows. A row that is not finite fails its own chunk and no other."""
-        metrics.in_flight_changed(len(self._in_flight))
+        stamp("tulip.collected")
+        self._note_return(flight.step)
         try:
             rows_RD = flight.rows.result()
             assert len(rows_RD) == flight.rows_of(slice(0, len(flight.batch))).stop, (
@@ -215,6 +275,13 @@ class Runner:
                 bad = rows.start + int(np.argmin(good_R[rows]))
                 self._batcher.fail(chunk, NonFiniteRow(flight.position_of(bad)))
 
+    def _note_return(self, step: Step) -> None:
+        now = self._batcher.now()
+        seconds = self.step_age(step, now)
+        self._last_return = now
+        self.step_clock.finished(step, seconds)
+        metrics.step_finished(seconds, cold=step.cold)
+
     def _fail(self, batch: list[PendingSequence], error: BaseException) -> None:
         log.error("a batch of %d sequences failed", len(batch), exc_info=error)
         for chunk, _ in _runs(batch):
@@ -229,7 +296,6 @@ class Runner:
         for batch in abandoned:
             for chunk, _ in _runs(batch):
                 self._batcher.fail(chunk, reason)
-        metrics.in_flight_changed(0)
         self._batcher.abandon(reason)
 
 

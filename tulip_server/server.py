@@ -6,54 +6,46 @@ Knows the parts' order of birth and death, and nothing of what flows through the
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import grpc
-from grpc_health.v1 import health
-from grpc_health.v1.health_pb2 import HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from grpc_reflection.v1alpha import reflection
-
-from protos import codec
 from protos.fingerprint import tokenizer_hash
 from protos.tulip.v1 import inference_pb2 as pb
-from protos.tulip.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from rose_engine.step_counters import StepCounters
 from tulip_server import metrics
 from tulip_server.batcher import BatchBudget, Batcher
 from tulip_server.config import ServerConfig
-from tulip_server.errors import StartupError
+from tulip_server.daemon import on_daemon_thread
+from tulip_server.errors import DeviceHung, StartupError, StoppedWhileLoading
+from tulip_server.faults import Faults, SpoilableFormat
+from tulip_server.health import HealthMonitor
+from tulip_server.listener import Listener, address, bound
 from tulip_server.runner import Runner
 from tulip_server.self_test import LoadedEngine, check_reference
-from tulip_server.service import InferenceService
+from tulip_server.service import ChunkTracer, InferenceService
+from tulip_server.tracing import tracing
 from tulip_server.wire import RowFormat, to_describe_reply
 
 log = logging.getLogger(__name__)
 
-INFERENCE_SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-
 # Under a second of work for a GPU, and room for a burst of large requests anywhere.
 _WAITING_BATCHES = 64
+# Of what may wait, as much again may be interactive, so that a full bulk lane never shuts the door.
+_RESERVED_SHARE = 4
 
-# Time for replies that are ready to reach their clients, after the drain.
+# Time for replies that are ready to reach their clients, where the drain took all of its own, and for calls.
 _FLUSH_SECONDS = 1.0
-
-_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    *codec.CHANNEL_OPTIONS,
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-)
+# Time for steps that nobody waits for any more to come back, before they count as hung.
+_RETURN_SECONDS = 5.0
 
 
 class ServableEngine(LoadedEngine, Protocol):
@@ -69,55 +61,79 @@ class ServableEngine(LoadedEngine, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Listener:
-    """A gRPC server that has its port and does not answer yet."""
-
-    server: grpc.aio.Server
-    host: str
-    port: int
-
-    @classmethod
-    def bind(cls, host: str, port: int) -> Listener:
-        """Take the port (0: any free one). Raises `StartupError` when it cannot be had."""
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        try:
-            return cls(server, host, server.add_insecure_port(_address(host, port)))
-        except RuntimeError as error:
-            raise StartupError(
-                f"cannot listen on {_address(host, port)}: in use, or not ours to take"
-            ) from error
-
-    @property
-    def address(self) -> str:
-        """What a client dials."""
-        return _address(self.host, self.port)
-
-
 async def serve(config: ServerConfig, load_engine: Callable[[], ServableEngine]) -> None:
     """Start, run until a signal, drain.
 
-    The port is taken before the engine loads, so that one in use is known at once; calls are answered after.
-    Raises `StartupError`, also for an engine that fails the model's self-test, what `load_engine` raises, and
-    `DeviceLost` when the device goes.
+    The port is taken before the engine loads, on a thread, so that one in use is known at once. Until it is
+    loaded, calls are told so and health is NOT_SERVING.
+    Raises `StoppedWhileLoading`, `StartupError`, also for an engine that fails the model's self-test, what
+    `load_engine` raises, `DeviceLost` when the device goes, and `DeviceHung` when it held a step to the end.
     """
-    listener = Listener.bind(config.host, config.port)
-    with (
-        _metrics_port(config) as metrics_port,
-        closing(load_engine()) as engine,
-        stop_signals() as stop,
-    ):
-        reference_cosine = check_reference(engine, config)
-        server = Server(engine, config, listener, reference_cosine)
+    with stop_signals() as stop, bound(config) as listener, _metrics_port(config) as metrics_port:
+        await listener.open()
+        try:
+            loading = on_daemon_thread(lambda: _load(config, load_engine), "load")
+            if not await _first_of(stop, loading):
+                raise StoppedWhileLoading("stopped while the engine was loading")
+            engine, reference_cosine = loading.result()
+            async with _closing(engine):
+                await _serve(engine, config, listener, reference_cosine, metrics_port, stop)
+        finally:
+            await listener.server.stop(None)
+
+
+async def _serve(
+    engine: ServableEngine,
+    config: ServerConfig,
+    listener: Listener,
+    reference_cosine: float | None,
+    metrics_port: int | None,
+    stop: asyncio.Event,
+) -> None:
+    """Start, run, drain, around an engine that is loaded."""
+    async with tracing(config.otlp_endpoint, time.monotonic) as tracer:
+        server = Server(engine, config, listener, reference_cosine, tracer)
         await server.start()
-        ports = {"port": listener.port, "metrics_port": metrics_port}
-        with metrics.engine_steps(lambda: engine.counters), ready_file(config.ready_file, ports):
-            await server.run(stop)
-        await server.drain()
+        gc.collect()
+        gc.freeze()  # or a full collection of torch's objects holds up a step for a tenth of a second
+        socket = None if config.socket is None else str(config.socket)
+        places = {"port": listener.port, "metrics_port": metrics_port, "socket": socket}
+        with metrics.observed(lambda: server.state, lambda: engine.counters):
+            with ready_file(config.ready_file, places):
+                await server.run(stop)
+            await server.drain()
+
+
+def _load(
+    config: ServerConfig, load_engine: Callable[[], ServableEngine]
+) -> tuple[ServableEngine, float | None]:
+    """The engine, and the outcome of its self-test."""
+    engine = load_engine()
+    try:
+        return engine, check_reference(engine, config)
+    except BaseException:
+        engine.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRoom:
+    """Tokens that may wait: in all, and on top of that for interactive chunks alone."""
+
+    max_tokens: int
+    reserved_tokens: int
+
+    @classmethod
+    def of(cls, config: ServerConfig, max_batch_tokens: int) -> WaitingRoom:
+        """What the configuration says, or what suits batches of so many tokens."""
+        max_tokens, reserved = config.max_waiting_tokens, config.reserved_tokens
+        if max_tokens is None:
+            max_tokens = _WAITING_BATCHES * max_batch_tokens
+        return cls(max_tokens, max_tokens // _RESERVED_SHARE if reserved is None else reserved)
 
 
 class Server:
-    """A loaded engine behind a listener: `start`, `run`, `drain`, once and in this order.
+    """A loaded engine behind an open listener: `start`, `run`, `drain`, once and in this order.
 
     `reference_cosine` is the outcome of the self-test, where there was one.
     """
@@ -128,57 +144,111 @@ class Server:
         config: ServerConfig,
         listener: Listener,
         reference_cosine: float | None = None,
+        tracer: ChunkTracer | None = None,
     ) -> None:
-        limits = engine.limits
-        max_waiting_tokens = config.max_waiting_tokens or _WAITING_BATCHES * limits.max_batch_tokens
-        description = _describe(engine, config.model_id, max_waiting_tokens, reference_cosine)
-        budget = BatchBudget(limits.max_batch_tokens, limits.max_batch_sequences)
-        self._batcher = Batcher(budget, max_waiting_tokens)
-        self._runner = Runner(engine, self._batcher, config.depth)
-        row_format = RowFormat.of(engine.description)
-        self._service = InferenceService(self._batcher, limits, row_format, description)
-        self._health = health.aio.HealthServicer()
+        room = WaitingRoom.of(config, engine.limits.max_batch_tokens)
+        description = _describe(engine, config.model_id, room, reference_cosine)
+        self._batcher = Batcher(
+            BatchBudget(engine.limits.max_batch_tokens, engine.limits.max_batch_sequences),
+            room.max_tokens,
+            reserved_tokens=room.reserved_tokens,
+            bulk_patience=config.bulk_patience_seconds,
+        )
+        self._runner = Runner(engine, self._batcher, config.depth, config.cold_step_seconds)
+        self._service = InferenceService(
+            self._batcher, engine.limits, _row_format(engine), description, tracer
+        )
+        self._health = HealthMonitor(self._runner, self._batcher, listener.health, self._service.beat)
         self._listener = listener
         self._drain_seconds = config.drain_seconds
         self._summary = f"{description.model_id} on {description.device}, {description.dtype}"
 
-    async def start(self) -> None:
-        """Answer calls, healthy from the first one on."""
-        grpc_server = self._listener.server
-        add_InferenceServicer_to_server(self._service, grpc_server)
-        add_HealthServicer_to_server(self._health, grpc_server)
-        reflection.enable_server_reflection(
-            [INFERENCE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], grpc_server
+    @property
+    def state(self) -> metrics.ServerState:
+        """What the gauges show."""
+        lines = self._batcher.lines.items()
+        return metrics.ServerState(
+            waiting_tokens={lane.value: line.waiting_tokens for lane, line in lines},
+            waiting_sequences={lane.value: line.waiting_sequences for lane, line in lines},
+            batches_in_flight=self._runner.num_in_flight,
+            oldest_step_seconds=self._health.step_age,
+            wedged=self._health.wedged,
+            draining=self._health.draining,
+            streams=self._service.num_streams,
         )
-        await self._health.set(INFERENCE_SERVICE, HealthCheckResponse.SERVING)
+
+    async def start(self) -> None:
+        """Let calls in, healthy from the first one on."""
         self._running = asyncio.create_task(self._runner.run(), name="runner")
-        await grpc_server.start()
+        self._watching = asyncio.create_task(self._health.run(), name="health")
+        self._listener.gate.open(self._service)
+        await self._health.serve()
         log.info("ready on %s: %s", self._listener.address, self._summary)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set or the runner fails; `drain` tells which."""
-        stopped = asyncio.create_task(stop.wait(), name="stop")
-        await asyncio.wait({stopped, self._running}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        """Serve until `stop` is set, or until runner or health monitor fails; `drain` tells which."""
+        await _first_of(stop, self._running, self._watching)
 
     async def drain(self) -> None:
         """Finish what was accepted, for at most `drain_seconds`; refuse the rest; end.
 
-        Raises what ended the runner, where that was an error.
+        Clients are told first. A stream ends after its last reply, so a client that reads slowly gets them
+        all within the same time. Raises what ended the runner, where that was an error, and `DeviceHung`.
         """
         log.info("draining: %d tokens wait", self._batcher.waiting_tokens)
-        await self._health.enter_graceful_shutdown()
+        end = asyncio.get_running_loop().time() + self._drain_seconds
         self._batcher.close()
+        await self._health.drain()
         await asyncio.wait({self._running}, timeout=self._drain_seconds)
         if self._running.cancel():
             log.warning("not finished within %g s: giving up the rest", self._drain_seconds)
             await asyncio.wait({self._running})
-        self._service.end_streams()
+        left = end - asyncio.get_running_loop().time()
+        await self._service.end_streams(max(left, _FLUSH_SECONDS))
         await self._listener.server.stop(_FLUSH_SECONDS)
-        await self._runner.close()
-        if not self._running.cancelled():
-            self._running.result()
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
+        if not await self._runner.close(_RETURN_SECONDS):
+            raise _hung()
+        for task in (self._running, self._watching):
+            if not task.cancelled():
+                task.result()
         log.info("stopped")
+
+
+async def _first_of(stop: asyncio.Event, *tasks: asyncio.Future[Any]) -> bool:
+    """Wait for `stop` or for one of `tasks`; whether one of them is done."""
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    return any(task.done() for task in tasks)
+
+
+@asynccontextmanager
+async def _closing(engine: ServableEngine) -> AsyncIterator[None]:
+    """Close the engine at the end, unless the end is that it hangs. Raises `DeviceHung` if closing does."""
+    try:
+        yield
+    except DeviceHung:
+        raise
+    except BaseException:
+        await _close(engine)
+        raise
+    await _close(engine)
+
+
+async def _close(engine: ServableEngine) -> None:
+    closed = on_daemon_thread(engine.close, "close")
+    await asyncio.wait({closed}, timeout=_RETURN_SECONDS)
+    if not closed.done():
+        raise _hung()
+    closed.result()
+
+
+def _hung() -> DeviceHung:
+    return DeviceHung(
+        f"a step has not returned {_RETURN_SECONDS:g} s after everything had ended: ending without it"
+    )
 
 
 @contextmanager
@@ -196,7 +266,7 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 
 @contextmanager
-def ready_file(path: Path | None, content: Mapping[str, int | None]) -> Iterator[None]:
+def ready_file(path: Path | None, content: Mapping[str, int | str | None]) -> Iterator[None]:
     """Keep a JSON file at `path`, whole from its first moment, while the context lasts; none if `None`.
 
     Raises `StartupError` when it cannot be written.
@@ -226,14 +296,14 @@ def _metrics_port(config: ServerConfig) -> Iterator[int | None]:
         try:
             port = stack.enter_context(metrics.exposed(config.host, config.metrics_port))
         except OSError as error:
-            where = _address(config.host, config.metrics_port)
+            where = address(config.host, config.metrics_port)
             raise StartupError(f"cannot serve metrics on {where}: {error.strerror}") from error
-        log.info("metrics on %s", _address(config.host, port))
+        log.info("metrics on %s", address(config.host, port))
         yield port
 
 
 def _describe(
-    engine: ServableEngine, model_id: str | None, max_waiting_tokens: int, reference_cosine: float | None
+    engine: ServableEngine, model_id: str | None, room: WaitingRoom, reference_cosine: float | None
 ) -> pb.DescribeReply:
     """What `Describe` answers. Raises `StartupError` for a tokenizer file that is none."""
     tokenizer_file = engine.description.tokenizer_file
@@ -245,11 +315,14 @@ def _describe(
         engine.description,
         engine.limits,
         model_id=model_id or engine.description.model_id,
-        max_waiting_tokens=max_waiting_tokens,
+        max_waiting_tokens=room.max_tokens,
+        reserved_tokens=room.reserved_tokens,
         tokenizer_hash=fingerprint,
         reference_cosine=reference_cosine,
     )
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _row_format(engine: ServableEngine) -> RowFormat:
+    if (faults := Faults.from_environment()) is not None:
+        return replace(SpoilableFormat.of(engine.description), faults=faults)
+    return RowFormat.of(engine.description)

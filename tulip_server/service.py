@@ -6,17 +6,22 @@ Knows nothing of batches or of the engine; a chunk is submitted, and its future 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 
+from protos.stamps import stamp
 from protos.tulip.v1 import inference_pb2 as pb
 from protos.tulip.v1.inference_pb2_grpc import InferenceServicer
 from rose_engine.limits import EngineLimits
 from tulip_server import metrics
-from tulip_server.batcher import Batcher, ChunkResult, PendingChunk
+from tulip_server.batcher import Batcher
+from tulip_server.chunk import ChunkResult, PendingChunk
 from tulip_server.errors import (
     BadChunk,
     Cancelled,
@@ -27,15 +32,20 @@ from tulip_server.errors import (
     Overloaded,
     ShuttingDown,
     StepFailed,
+    Wedged,
 )
-from tulip_server.wire import RowFormat, timeout_seconds, to_reply, to_sequences
+from tulip_server.logs import origin
+from tulip_server.wire import RowFormat, timeout_seconds, to_lane, to_reply, to_sequences
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
+log = logging.getLogger(__name__)
+
 _STATUS: dict[type[ChunkError], grpc.StatusCode] = {
     BadChunk: grpc.StatusCode.INVALID_ARGUMENT,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Wedged: grpc.StatusCode.UNAVAILABLE,
     ShuttingDown: grpc.StatusCode.UNAVAILABLE,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     Cancelled: grpc.StatusCode.CANCELLED,
@@ -44,8 +54,31 @@ _STATUS: dict[type[ChunkError], grpc.StatusCode] = {
     DeviceUnusable: grpc.StatusCode.UNAVAILABLE,
 }
 
+# Told to an operator one by one; the others are counted, and as many as there is traffic.
+_WORTH_A_LINE = (BadChunk, NonFiniteRow, StepFailed, DeviceUnusable)
+
 # A client that does not read its replies is not read from either.
 _MAX_UNSENT_REPLIES = 1024
+_MAX_UNSENT_BYTES = 64 << 20
+
+
+class Ticket(NamedTuple):
+    """A chunk that was taken in, and what its request said beside the sequences."""
+
+    chunk: PendingChunk
+    output: pb.Output
+    request_id: str
+    traceparent: str
+
+
+class ChunkTracer(Protocol):
+    """Where the story of each chunk goes, if anybody asked for it."""
+
+    def record(
+        self, chunk: PendingChunk, request_id: str, traceparent: str, end: ChunkResult | ChunkError
+    ) -> None:
+        """A chunk has ended."""
+        ...
 
 
 class InferenceService(InferenceServicer):
@@ -57,21 +90,37 @@ class InferenceService(InferenceServicer):
         limits: EngineLimits,
         row_format: RowFormat,
         description: pb.DescribeReply,
+        tracer: ChunkTracer | None = None,
     ) -> None:
-        self.row_format = row_format
+        self._row_format = row_format
         self._batcher = batcher
         self._limits = limits
         self._description = description
+        self._tracer = tracer
         self._streams: set[_Stream] = set()
+        self._stream_left = asyncio.Event()
+        self._heartbeat: pb.StreamReply | None = None
+        self._ended = False
+
+    @property
+    def num_streams(self) -> int:
+        """Streams open."""
+        return len(self._streams)
 
     async def Infer(self, request: pb.InferRequest, context: Context) -> pb.InferReply:
         """One chunk. Ends with the status of what went wrong; a client that leaves cancels its chunk."""
         try:
-            chunk = self.submit(request)
-            return to_reply(await self._result(chunk), self.row_format, request.output)
+            ticket = self.submit(request)
         except ChunkError as error:
-            metrics.chunk_failed(error.outcome)
-            await context.abort(_STATUS[type(error)], str(error), _sequence_metadata(error))
+            await _abort(context, error)
+        try:
+            return self.reply(ticket, await ticket.chunk.future)
+        except ChunkError as error:
+            self.failed(ticket, error)
+            await _abort(context, error)
+        except asyncio.CancelledError:
+            self.cancel(ticket)
+            raise
 
     # A coroutine that writes, not a generator that yields: a generator is not told when the call is
     # cancelled during a write, and its chunks would stay in the queue.
@@ -84,6 +133,10 @@ class InferenceService(InferenceServicer):
         """
         stream = _Stream(self)
         self._streams.add(stream)
+        if self._heartbeat is not None:
+            stream.beat(self._heartbeat)
+        if self._ended:
+            stream.end()
         try:
             async with asyncio.TaskGroup() as tasks:
                 reader = tasks.create_task(stream.read(request_iterator))
@@ -92,47 +145,81 @@ class InferenceService(InferenceServicer):
         finally:
             stream.cancel_all()
             self._streams.discard(stream)
+            self._stream_left.set()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:  # noqa: ARG002
         """The model and the limits of this replica."""
         return self._description
 
-    def submit(self, request: pb.InferRequest) -> PendingChunk:
-        """Queue a chunk. Raises `BadChunk`, `Overloaded` or `ShuttingDown`, and then nothing was queued."""
-        self.row_format.check(request.output)
-        sequences = to_sequences(request, self._limits)
-        self.row_format.check_size(sequences)
-        return self._batcher.submit(sequences, timeout_seconds(request))
+    def submit(self, request: pb.InferRequest) -> Ticket:
+        """Queue a chunk, or nothing of it: raises `BadChunk`, `Overloaded`, `Wedged` or `ShuttingDown`."""
+        try:
+            self._row_format.check(request.output)
+            sequences = to_sequences(request, self._limits)
+            self._row_format.check_size(sequences)
+            chunk = self._batcher.submit(sequences, timeout_seconds(request), to_lane(request))
+        except ChunkError as error:
+            _note_failure(error, request.request_id, request.traceparent)
+            raise
+        return Ticket(chunk, request.output, request.request_id, request.traceparent)
 
-    def cancel(self, chunk: PendingChunk) -> None:
+    def reply(self, ticket: Ticket, result: ChunkResult) -> pb.InferReply:
+        """What a chunk is answered with that has all its rows."""
+        metrics.chunk_answered(ticket.chunk.lane.value, result.queue_seconds, result.compute_seconds)
+        self._trace(ticket, result)
+        return to_reply(result, self._row_format, ticket.output)
+
+    def failed(self, ticket: Ticket, error: ChunkError) -> None:
+        """A chunk that was taken in has no rows."""
+        _note_failure(error, ticket.request_id, ticket.traceparent)
+        self._trace(ticket, error)
+
+    def cancel(self, ticket: Ticket) -> None:
         """Forget a chunk that nobody waits for any more."""
-        self._batcher.fail(chunk, Cancelled("the client cancelled the chunk"))
-        metrics.chunk_failed(Cancelled.outcome)
+        error = Cancelled("the client cancelled the chunk")
+        self._batcher.fail(ticket.chunk, error)
+        self.failed(ticket, error)
 
-    def end_streams(self) -> None:
-        """Let every stream end after the replies it holds now."""
+    def beat(self, heartbeat: pb.Heartbeat) -> None:
+        """Send a heartbeat on every stream, and on those that open before the next one."""
+        self._heartbeat = pb.StreamReply(heartbeat=heartbeat)
+        for stream in self._streams:
+            stream.beat(self._heartbeat)
+        metrics.heartbeats_sent(len(self._streams))
+
+    async def end_streams(self, seconds: float) -> None:
+        """Let every stream end after the replies it holds now; wait until the last has, or for `seconds`."""
+        self._ended = True
         for stream in self._streams:
             stream.end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._streams:
+                    self._stream_left.clear()
+                    await self._stream_left.wait()
 
-    async def _result(self, chunk: PendingChunk) -> ChunkResult:
-        try:
-            result = await chunk.future
-        except asyncio.CancelledError:
-            self.cancel(chunk)
-            raise
-        metrics.chunk_answered(result.queue_seconds, result.compute_seconds)
-        return result
+    def _trace(self, ticket: Ticket, end: ChunkResult | ChunkError) -> None:
+        if self._tracer is not None:
+            self._tracer.record(ticket.chunk, ticket.request_id, ticket.traceparent, end)
 
 
 class _Stream:
-    """One bidirectional stream: its chunks in flight and the replies that wait to be written."""
+    """One bidirectional stream: its chunks in flight and the replies that wait to be written.
+
+    A heartbeat goes before the replies that wait, and at most one waits: a client that does not read piles up
+    none.
+    """
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self._in_flight: dict[int, PendingChunk] = {}
-        self._replies: asyncio.Queue[pb.StreamReply | None] = asyncio.Queue()  # None: the last was sent
+        self._in_flight: dict[int, Ticket] = {}
+        self._replies: deque[tuple[pb.StreamReply, int]] = deque()  # and the bytes of its rows
+        self._unsent_bytes = 0
+        self._heartbeat: pb.StreamReply | None = None
+        self._work = asyncio.Event()  # there is something to write, or it is time to end
         self._written = asyncio.Event()
         self._half_closed = False
+        self._ending = False
 
     async def read(self, requests: AsyncIterator[pb.StreamRequest]) -> None:
         """Take in requests until the client sends no more; then the last reply ends the stream."""
@@ -146,19 +233,40 @@ class _Stream:
 
     async def write(self, context: Context) -> None:
         """Send replies, one at a time, in order of completion, until the stream ends."""
-        while (reply := await self._replies.get()) is not None:
+        while (reply := await self._next()) is not None:
             await context.write(reply)
             self._written.set()
 
+    def beat(self, heartbeat: pb.StreamReply) -> None:
+        """Send a heartbeat next, in place of one that was not sent yet."""
+        self._heartbeat = heartbeat
+        self._work.set()
+
     def end(self) -> None:
         """End after the replies queued so far."""
-        self._replies.put_nowait(None)
+        self._ending = True
+        self._work.set()
 
     def cancel_all(self) -> None:
         """Forget every chunk still in flight."""
         while self._in_flight:
-            _, chunk = self._in_flight.popitem()
-            self._service.cancel(chunk)
+            _, ticket = self._in_flight.popitem()
+            self._service.cancel(ticket)
+
+    async def _next(self) -> pb.StreamReply | None:
+        """What is written next, once there is something; `None` at the end."""
+        while True:
+            if self._heartbeat is not None:
+                heartbeat, self._heartbeat = self._heartbeat, None
+                return heartbeat
+            if self._replies:
+                reply, num_bytes = self._replies.popleft()
+                self._unsent_bytes -= num_bytes
+                return reply
+            if self._ending:
+                return None
+            self._work.clear()
+            await self._work.wait()
 
     def _accept(self, request: pb.StreamRequest) -> None:
         match request.WhichOneof("body"):
@@ -167,60 +275,77 @@ class _Stream:
             case "cancel":
                 self._cancel(request.correlation_id)
             case _:
-                self._fail(request.correlation_id, BadChunk("body", "neither infer nor cancel"))
+                self._refuse(request.correlation_id, BadChunk("body", "neither infer nor cancel"))
 
     def _submit(self, correlation_id: int, request: pb.InferRequest) -> None:
-        try:
-            if correlation_id in self._in_flight:
-                raise BadChunk("correlation_id", f"{correlation_id} is in flight already")
-            chunk = self._service.submit(request)
-        except ChunkError as error:
-            self._fail(correlation_id, error)
+        stamp("tulip.chunk")
+        if correlation_id in self._in_flight:
+            self._refuse(correlation_id, BadChunk("correlation_id", f"{correlation_id} is in flight already"))
             return
-        self._in_flight[correlation_id] = chunk
-        chunk.future.add_done_callback(partial(self._answer, correlation_id, chunk, request.output))
+        try:
+            ticket = self._service.submit(request)
+        except ChunkError as error:
+            self._put_failure(correlation_id, error)
+            return
+        self._in_flight[correlation_id] = ticket
+        ticket.chunk.future.add_done_callback(partial(self._answer, correlation_id, ticket))
 
     def _cancel(self, correlation_id: int) -> None:
         # An id that is not there was answered while the cancel was on its way.
-        if chunk := self._in_flight.pop(correlation_id, None):
-            self._service.cancel(chunk)
+        if ticket := self._in_flight.pop(correlation_id, None):
+            self._service.cancel(ticket)
             self._end_after_last()
 
-    def _answer(
-        self,
-        correlation_id: int,
-        chunk: PendingChunk,
-        output: pb.Output,
-        future: asyncio.Future[ChunkResult],
-    ) -> None:
+    def _answer(self, correlation_id: int, ticket: Ticket, future: asyncio.Future[ChunkResult]) -> None:
         # The client may have cancelled this chunk and given its id to another one.
-        if self._in_flight.get(correlation_id) is not chunk:
+        if self._in_flight.get(correlation_id) is not ticket:
             return
         del self._in_flight[correlation_id]
         error = future.exception()
         if error is None:
             result = future.result()
-            metrics.chunk_answered(result.queue_seconds, result.compute_seconds)
-            reply = to_reply(result, self._service.row_format, output)
-            self._replies.put_nowait(pb.StreamReply(correlation_id=correlation_id, reply=reply))
+            reply = self._service.reply(ticket, result)
+            self._put(pb.StreamReply(correlation_id=correlation_id, reply=reply), result.rows_RD.nbytes)
+            stamp("tulip.replied")
         else:
             assert isinstance(error, ChunkError)
-            self._fail(correlation_id, error)
+            self._service.failed(ticket, error)
+            self._put_failure(correlation_id, error)
         self._end_after_last()
 
-    def _fail(self, correlation_id: int, error: ChunkError) -> None:
-        metrics.chunk_failed(error.outcome)
-        failure = _failure(error)
-        self._replies.put_nowait(pb.StreamReply(correlation_id=correlation_id, failure=failure))
+    def _refuse(self, correlation_id: int, error: BadChunk) -> None:
+        _note_failure(error, "", "")
+        self._put_failure(correlation_id, error)
+
+    def _put_failure(self, correlation_id: int, error: ChunkError) -> None:
+        self._put(pb.StreamReply(correlation_id=correlation_id, failure=_failure(error)), 0)
+
+    def _put(self, reply: pb.StreamReply, num_bytes: int) -> None:
+        self._replies.append((reply, num_bytes))
+        self._unsent_bytes += num_bytes
+        self._work.set()
 
     def _end_after_last(self) -> None:
         if self._half_closed and not self._in_flight:
             self.end()
 
     async def _room_for_replies(self) -> None:
-        while self._replies.qsize() >= _MAX_UNSENT_REPLIES:
+        while len(self._replies) >= _MAX_UNSENT_REPLIES or self._unsent_bytes >= _MAX_UNSENT_BYTES:
             self._written.clear()
             await self._written.wait()
+
+
+def _note_failure(error: ChunkError, request_id: str, traceparent: str) -> None:
+    """Count a chunk without rows, and log it: by outcome only, for a message may quote the input."""
+    metrics.chunk_failed(error.outcome)
+    level = logging.WARNING if isinstance(error, _WORTH_A_LINE) else logging.DEBUG
+    if log.isEnabledFor(level):
+        where = "" if error.sequence_index is None else f", sequence {error.sequence_index}"
+        log.log(level, "a chunk failed: %s%s", error.outcome, where, extra=origin(request_id, traceparent))
+
+
+async def _abort(context: Context, error: ChunkError) -> NoReturn:
+    await context.abort(_STATUS[type(error)], str(error), _sequence_metadata(error))
 
 
 def _failure(error: ChunkError) -> pb.Failure:

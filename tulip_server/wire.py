@@ -6,7 +6,7 @@ Knows the byte layout only through `protos.codec`, and nothing of queues or conn
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,11 @@ from rose_engine.batch import Int32Array, Sequence
 from rose_engine.description import ModelDescription
 from rose_engine.errors import InvalidSequence
 from rose_engine.limits import EngineLimits
-from tulip_server.batcher import ChunkResult
+from tulip_server.chunk import ChunkResult, Lane
 from tulip_server.errors import BadChunk
 
 _MICROSECONDS = 1_000_000
+_LANES = {pb.LANE_INTERACTIVE: Lane.INTERACTIVE, pb.LANE_BULK: Lane.BULK}
 _TASKS = {"embed": pb.TASK_EMBED, "score": pb.TASK_SCORE}
 
 
@@ -51,7 +52,7 @@ class RowFormat:
     hidden_size: int = 0  # of rows that are tokens' hidden states; 0: the model has none to show
 
     @classmethod
-    def of(cls, description: ModelDescription) -> RowFormat:
+    def of(cls, description: ModelDescription) -> Self:
         """The format of the rows of the model that is described."""
         hidden_size = description.hidden_size if description.task == "embed" else 0
         return cls(description.dimensions, description.row_dtype == "int8", hidden_size)
@@ -103,6 +104,7 @@ def to_describe_reply(
     *,
     model_id: str,
     max_waiting_tokens: int,
+    reserved_tokens: int,
     tokenizer_hash: str,
     reference_cosine: float | None,
 ) -> pb.DescribeReply:
@@ -125,6 +127,7 @@ def to_describe_reply(
         max_batch_tokens=limits.max_batch_tokens,
         max_batch_sequences=limits.max_batch_sequences,
         max_waiting_tokens=max_waiting_tokens,
+        reserved_tokens=reserved_tokens,
         dtype=description.dtype,
         device=description.device,
         attention_backend=description.attention_backend,
@@ -134,6 +137,14 @@ def to_describe_reply(
         reference_cosine=reference_cosine,
         hidden_size=description.hidden_size,
     )
+
+
+def to_lane(request: pb.InferRequest) -> Lane:
+    """The lane that the request asks for. Raises `BadChunk` for one that there is not."""
+    lane = _LANES.get(request.lane)
+    if lane is None:
+        raise BadChunk("lane", f"{request.lane} is none of {', '.join(pb.Lane.keys())}")
+    return lane
 
 
 def timeout_seconds(request: pb.InferRequest) -> float:

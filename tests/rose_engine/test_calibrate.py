@@ -115,9 +115,22 @@ def test_a_calibration_survives_its_file(tmp_path):
 
 def test_a_calibration_without_decoder_survives_too(tmp_path):
     cache = CalibrationCache(tmp_path)
-    bert = Calibration(1, 2, {}, None)
+    bert = Calibration(1, 2, {}, None, {256: 0.01, 512: 0.015})
     cache.store("k", bert)
     assert cache.find("k") == bert
+
+
+def test_a_step_takes_what_the_next_larger_one_took():
+    calibration = Calibration(1, 2, {}, None, {256: 0.01, 512: 0.015})
+    assert [calibration.seconds_of(tokens) for tokens in (1, 256, 257, 512)] == [0.01, 0.01, 0.015, 0.015]
+    assert calibration.seconds_of(1024) == pytest.approx(0.03)
+    assert Calibration(1, 2, {}, None).seconds_of(5) is None
+
+
+def test_a_file_without_step_times_is_still_a_calibration():
+    values = CALIBRATION.to_json()
+    del values["step_seconds"]
+    assert Calibration.from_json(values).seconds_of(100) is None
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}", json.dumps({"inflection_tokens": 1})])

@@ -121,6 +121,15 @@ def test_would_block_until_there_is_a_graph(harness):
     assert harness.runner.would_block(batch_of(3000))
 
 
+def test_what_was_run_eagerly_and_is_not_captured_compiles_no_more(harness):
+    compiles = []
+    for batch in (batch_of(5, 6), batch_of(3000)):
+        for _ in range(3):
+            compiles.append(harness.runner.may_compile(batch))
+            harness.runner.step(batch).result()
+    assert compiles == [True, True, False, True, False, False]
+
+
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025, 1279, 1280, 1281])
 def test_padding_reaches_no_real_token_at_a_bucket_edge(harness, tokens):
     for seed in range(3):  # eager, captured, replayed

@@ -18,7 +18,35 @@ from protos.tulip.v1.inference_pb2_grpc import InferenceStub
 from rose_engine.batch import Batch, Sequence
 from rose_engine.fake import fake_rows
 from tulip_server.config import ServerConfig
-from tulip_server.server import Listener, Server
+from tulip_server.listener import Listener
+from tulip_server.server import Server
+
+
+class ChunkStream:
+    """A stream whose heartbeats are kept apart from its replies."""
+
+    def __init__(self, stub: InferenceStub) -> None:
+        self.call = stub.InferStream()
+        self.heartbeats: list[pb.Heartbeat] = []
+        self.write, self.done_writing = self.call.write, self.call.done_writing
+        self.cancel, self.code = self.call.cancel, self.call.code
+
+    async def read(self) -> pb.StreamReply:
+        """The next reply to a chunk, or EOF."""
+        while (reply := await self.call.read()) is not grpc.aio.EOF and reply.HasField("heartbeat"):
+            assert reply.correlation_id == 0
+            self.heartbeats.append(reply.heartbeat)
+        return reply
+
+    async def heartbeat(self) -> pb.Heartbeat:
+        """The next message, which must be a heartbeat."""
+        reply = await self.call.read()
+        assert reply.HasField("heartbeat"), reply
+        return reply.heartbeat
+
+    async def __aiter__(self) -> AsyncIterator[pb.StreamReply]:
+        while (reply := await self.read()) is not grpc.aio.EOF:
+            yield reply
 
 
 @dataclass(frozen=True)
@@ -30,11 +58,16 @@ class Serving:
     channel: grpc.aio.Channel
     stub: InferenceStub
 
+    def stream(self) -> ChunkStream:
+        """A new stream."""
+        return ChunkStream(self.stub)
+
 
 @asynccontextmanager
 async def serving(engine, **settings) -> AsyncIterator[Serving]:
     """Start, hand out, drain. Steps that a manual engine still holds are completed first."""
     listener = Listener.bind("127.0.0.1", 0)
+    await listener.open()
     server = Server(engine, ServerConfig(model=Path("fake"), **settings), listener)
     await server.start()
     try:
@@ -71,10 +104,7 @@ def rows_of(reply: pb.InferReply) -> np.ndarray:
 
 async def remaining(stream) -> list[pb.StreamReply]:
     """The replies up to the end of a stream that was read from before."""
-    replies = []
-    while (reply := await stream.read()) is not grpc.aio.EOF:
-        replies.append(reply)
-    return replies
+    return [reply async for reply in stream]
 
 
 async def until(condition, seconds: float = 10) -> None:

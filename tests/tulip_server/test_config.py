@@ -41,7 +41,16 @@ FLAGS = {
     "drain_seconds": "0.5",
     "metrics_port": "0",
     "log_level": "debug",
+    "log_format": "json",
+    "otlp_endpoint": "http://127.0.0.1:4318",
+    "reserved_tokens": "0",
+    "bulk_patience_seconds": "1.5",
+    "cold_step_seconds": "90",
+    "tls_certificate": "certificate.pem",
+    "tls_key": "key.pem",
+    "tls_client_ca": "ca.pem",
 }
+SOCKET = {"socket": "here.sock", "socket_mode": "660"}
 
 
 def test_every_setting_is_a_flag_and_a_variable_of_the_same_meaning():
@@ -53,8 +62,15 @@ def test_every_setting_is_a_flag_and_a_variable_of_the_same_meaning():
         **{f"TULIP_{name.upper()}": value for name, value in FLAGS.items()},
     )
     assert flags == variables
-    assert set(ServerConfig.__slots__) == {*FLAGS, "debug", "allow_reference_gap"}
+    assert set(ServerConfig.__slots__) == {*FLAGS, *SOCKET, "debug", "allow_reference_gap"}
     assert all(getattr(flags, name) != getattr(ServerConfig(Path("x")), name) for name in FLAGS)
+
+
+def test_a_socket_takes_the_place_of_host_and_port():
+    variables = {f"TULIP_{name.upper()}": value for name, value in SOCKET.items()}
+    config = parse("--model=x", "--socket=here.sock", "--socket-mode=660")
+    assert config == parse("--model=x", **variables)
+    assert (config.socket, config.socket_mode) == (Path("here.sock"), "660")
 
 
 def test_other_variables_are_nobody_s_business():
@@ -85,6 +101,20 @@ def test_an_empty_variable_is_an_absent_one():
         (["--model=x", "--drain-seconds=-1"], {}, "--drain-seconds"),
         (["--model=x", "--drain-seconds=nan"], {}, "--drain-seconds"),
         (["--model=x", "--log-level=loud"], {}, "--log-level: 'loud' is none of"),
+        (["--model=x"], {"TULIP_LOG_FORMAT": "xml"}, "--log-format: 'xml' is none of text, json"),
+        (["--model=x", "--socket-mode=777"], {}, "--socket-mode: '777' is none of 600, 660"),
+        (["--model=x", "--reserved-tokens=-1"], {}, "--reserved-tokens: -1 is not at least 0"),
+        (["--model=x", "--bulk-patience-seconds=-1"], {}, "--bulk-patience-seconds"),
+        (["--model=x", "--cold-step-seconds=0.5"], {}, "--cold-step-seconds: 0.5 is not at least 1"),
+        (["--model=x", "--otlp-endpoint=localhost:4318"], {}, "--otlp-endpoint: 'localhost:4318' is not"),
+        (["--model=x", "--tls-certificate=c"], {}, "--tls-certificate needs --tls-key"),
+        (["--model=x", "--tls-key=k"], {}, "--tls-key needs --tls-certificate"),
+        (["--model=x", "--tls-client-ca=a"], {}, "--tls-client-ca needs --tls-certificate"),
+        (
+            ["--model=x", "--tls-certificate=c", "--tls-key=k", "--socket=s"],
+            {},
+            "--tls-certificate is for TCP",
+        ),
         (["--model=x"], {"TULIP_DEBUG": "maybe"}, "TULIP_DEBUG: 'maybe'"),
     ],
 )

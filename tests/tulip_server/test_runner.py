@@ -14,7 +14,8 @@ from rose_engine.batch import Batch, Sequence
 from rose_engine.errors import DeviceLost, OutOfDeviceMemory, StepError
 from rose_engine.fake import FakeEngine, fake_rows
 from rose_engine.lazy_tensor import HostCompletion, LazyTensor
-from tulip_server.batcher import BatchBudget, Batcher, PendingChunk
+from tulip_server.batcher import BatchBudget, Batcher
+from tulip_server.chunk import PendingChunk
 from tulip_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -83,6 +84,9 @@ class Recorder:
 
     def would_block(self, batch: Batch) -> bool:
         return self.engine.would_block(batch)
+
+    def step_seconds(self, num_tokens: int) -> float | None:
+        return None
 
     def step(self, batch: Batch) -> LazyTensor:
         name = chr(first_ids(batch)[0])
@@ -248,6 +252,12 @@ class Blocking:
     def would_block(self, batch: Batch) -> bool:
         return self.blocks
 
+    def may_compile(self, batch: Batch) -> bool:
+        return self.blocks
+
+    def step_seconds(self, num_tokens: int) -> float | None:
+        return None
+
     def step(self, batch: Batch) -> LazyTensor:
         if self.blocks:
             self.entered.set()
@@ -286,6 +296,25 @@ async def test_two_steps_that_block_are_in_flight_together():
         submit_letters(batcher, "B")
         while len(engine.steps) < 2:
             await asyncio.sleep(0)
+
+
+async def test_a_step_s_time_counts_from_when_the_engine_could_begin_with_it():
+    engine, clock = FakeEngine(manual=True), Clock()
+    batcher = Batcher(BatchBudget(8, 64), max_waiting_tokens=1000, clock=clock)
+    runner = Runner(engine, batcher, depth=2)
+    running = asyncio.create_task(runner.run())
+    for length in (4, 8):
+        batcher.submit((sequence(1, length),))
+    await settled()
+    assert (runner.num_in_flight, runner.oldest_step.num_tokens) == (2, 4)
+    for step, seconds in zip(engine.steps, (3.0, 3.5), strict=True):
+        clock.seconds = seconds
+        step.complete()
+        await settled()
+    assert (runner.step_clock.expected(4), runner.step_clock.expected(8)) == (3.0, 0.5)
+    assert runner.oldest_step is None
+    batcher.close()
+    await running
 
 
 # -- chunks that end early

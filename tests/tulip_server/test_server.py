@@ -30,11 +30,21 @@ from rose_engine.batch import Batch
 from rose_engine.errors import DeviceLost
 from rose_engine.fake import FakeEngine
 from rose_engine.lazy_tensor import LazyTensor
-from tests.tulip_server.conftest import expected_rows, infer_request, remaining, rows_of, serving, until
+from tests.tulip_server.conftest import (
+    ChunkStream,
+    expected_rows,
+    infer_request,
+    remaining,
+    rows_of,
+    serving,
+    until,
+)
 from tests.tulip_server.test_service import A, B, C, infer, manual_engine, status
 from tulip_server.config import ServerConfig
-from tulip_server.errors import StartupError
-from tulip_server.server import INFERENCE_SERVICE, Listener, Server, ready_file, serve
+from tulip_server.errors import DeviceHung, StartupError, StoppedWhileLoading
+from tulip_server.health import INFERENCE_SERVICE
+from tulip_server.listener import Listener
+from tulip_server.server import Server, ready_file, serve
 
 # -- health and reflection
 
@@ -75,7 +85,7 @@ async def test_reflection_names_the_services():
 async def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest(waiting):
     engine = manual_engine()
     async with serving(engine, depth=1) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(1, A))
         await stream.write(infer(2, B))
         call = running.stub.Infer(infer_request(C))
@@ -103,7 +113,7 @@ async def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest(waiting):
 async def test_a_drain_out_of_time_answers_what_it_cannot_finish():
     engine = manual_engine()
     async with serving(engine, depth=1, drain_seconds=0.0) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(1, A))
         await stream.write(infer(2, B))
         await until(lambda: engine.steps and running.server._batcher.waiting_tokens == 4)
@@ -126,6 +136,52 @@ class Compiling(FakeEngine):
         return super().step(batch)
 
 
+async def test_clients_are_told_of_a_drain_at_once_and_streams_end_after_their_last_reply():
+    engine = manual_engine()
+    async with serving(engine, depth=1) as running:
+        streams = [running.stream() for _ in range(3)]
+        for stream, sequence in zip(streams, (A, B, C), strict=True):
+            await stream.write(infer(1, sequence))
+        await until(lambda: running.server.state.streams == 3 and len(engine.steps) == 1)
+        await until(lambda: running.server._batcher.waiting_tokens == 8)
+        drain = asyncio.create_task(running.server.drain())
+        for stream in streams:
+            while not (await stream.heartbeat()).draining:
+                pass
+        assert running.server.state.draining
+        for number in range(3):
+            await until(lambda number=number: len(engine.steps) > number)
+            engine.steps[number].complete()
+        for stream, sequence in zip(streams, (A, B, C), strict=True):
+            (reply,) = await remaining(stream)
+            np.testing.assert_array_equal(rows_of(reply.reply), expected_rows(sequence))
+            assert await stream.code() is grpc.StatusCode.OK
+        await drain
+
+
+async def test_a_client_that_reads_slowly_gets_all_its_replies_within_the_drain():
+    """More replies than fit on the way, and a client that begins to read long after the last was computed."""
+    async with serving(FakeEngine(dimensions=8192), drain_seconds=20) as running:
+        stream = running.stream()
+        for number in range(100):
+            await stream.write(infer(number, *([A] * 20)))
+        (served,) = running.server._service._streams
+        await until(lambda: len(served._replies) and not served._in_flight, seconds=30)
+        drain = asyncio.create_task(running.server.drain())
+        await asyncio.sleep(1.5)
+        assert not drain.done()
+        assert [reply.correlation_id async for reply in stream] == list(range(100))
+        assert await stream.code() is grpc.StatusCode.OK
+        await drain
+
+
+async def test_a_stream_opened_at_the_end_of_a_drain_ends_at_once():
+    async with serving(FakeEngine()) as running:
+        await running.server._service.end_streams(1.0)
+        stream = running.stream()
+        assert await remaining(stream) == []
+
+
 async def test_the_engine_stays_until_a_cold_step_has_returned():
     engine = Compiling()
     async with serving(engine, drain_seconds=0.0) as running:
@@ -138,6 +194,26 @@ async def test_the_engine_stays_until_a_cold_step_has_returned():
         assert not drain.done()
         engine.compiled.set()
         await drain
+
+
+async def test_a_step_that_never_returns_does_not_hold_up_the_end(monkeypatch):
+    monkeypatch.setattr("tulip_server.server._RETURN_SECONDS", 0.2)
+    engine = Compiling()
+    listener = Listener.bind("127.0.0.1", 0)
+    await listener.open()
+    server = Server(engine, ServerConfig(model=Path("fake"), drain_seconds=0.2), listener)
+    await server.start()
+    async with grpc.aio.insecure_channel(listener.address) as channel:
+        stream = ChunkStream(InferenceStub(channel))
+        await stream.write(infer(1, A))
+        await stream.write(infer(2, B))
+        await until(engine.started.is_set)
+        with pytest.raises(DeviceHung):
+            await server.drain()
+        replies = await remaining(stream)
+    assert {status(reply.failure) for reply in replies} == {grpc.StatusCode.UNAVAILABLE}
+    assert {reply.correlation_id for reply in replies} == {1, 2}
+    engine.compiled.set()
 
 
 async def test_other_calls_are_answered_while_a_step_compiles():
@@ -153,6 +229,7 @@ async def test_other_calls_are_answered_while_a_step_compiles():
 async def test_a_lost_device_ends_the_run_and_is_reported():
     engine = manual_engine()
     listener = Listener.bind("127.0.0.1", 0)
+    await listener.open()
     server = Server(engine, ServerConfig(model=Path("fake")), listener)
     await server.start()
     async with grpc.aio.insecure_channel(listener.address) as channel:
@@ -165,6 +242,19 @@ async def test_a_lost_device_ends_the_run_and_is_reported():
         with pytest.raises(grpc.aio.AioRpcError, match="fell off the bus") as caught:
             await call
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_server_without_a_heart_ends():
+    """A server whose heartbeats have stopped gets no work: better that it is started again."""
+    listener = Listener.bind("127.0.0.1", 0)
+    await listener.open()
+    server = Server(FakeEngine(), ServerConfig(model=Path("fake")), listener)
+    server._health.beat = lambda: 1 / 0
+    await server.start()
+    await asyncio.wait_for(server.run(asyncio.Event()), 10)
+    server._health.beat = lambda: None
+    with pytest.raises(ZeroDivisionError):
+        await server.drain()
 
 
 # -- start
@@ -195,6 +285,53 @@ async def test_a_signal_drains_and_closes_the_engine(tmp_path, number):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+async def test_while_the_engine_loads_calls_are_told_so(tmp_path):
+    loaded = threading.Event()
+
+    def load_engine() -> FakeEngine:
+        assert loaded.wait(20)
+        return FakeEngine()
+
+    path = tmp_path / "server.sock"
+    config = ServerConfig(model=Path("fake"), socket=path, ready_file=tmp_path / "ready.json")
+    task = asyncio.create_task(serve(config, load_engine))
+    await until(path.exists)
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        health, stub = HealthStub(channel), InferenceStub(channel)
+        for service in ("", INFERENCE_SERVICE):
+            check = await health.Check(HealthCheckRequest(service=service), wait_for_ready=True)
+            assert check.status == HealthCheckResponse.NOT_SERVING
+        stream = stub.InferStream()
+        for call in (stub.Describe(pb.DescribeRequest()), stub.Infer(infer_request(A)), stream.read()):
+            with pytest.raises(grpc.aio.AioRpcError, match="loading") as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert not config.ready_file.exists()
+        loaded.set()
+        await until(config.ready_file.exists)
+        check = await health.Check(HealthCheckRequest(service=INFERENCE_SERVICE))
+        assert check.status == HealthCheckResponse.SERVING
+        np.testing.assert_array_equal(rows_of(await stub.Infer(infer_request(A))), expected_rows(A))
+        os.kill(os.getpid(), signal.SIGTERM)
+        await task
+
+
+async def test_a_signal_while_the_engine_loads_ends_the_server_at_once():
+    begun, loaded = threading.Event(), threading.Event()
+
+    def load_engine() -> FakeEngine:
+        begun.set()
+        loaded.wait(20)
+        return FakeEngine()
+
+    task = asyncio.create_task(serve(ServerConfig(model=Path("fake"), port=0), load_engine))
+    await until(begun.is_set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(StoppedWhileLoading):
+        await asyncio.wait_for(task, 10)
+    loaded.set()
+
+
 async def test_metrics_have_their_own_port(tmp_path):
     async with served(FakeEngine(), tmp_path, metrics_port=0) as (ready, _):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ready['port']}") as channel:
@@ -206,11 +343,17 @@ async def test_metrics_have_their_own_port(tmp_path):
         "tulip_batches_total",
         "tulip_batch_tokens_bucket",
         "tulip_batch_sequences_bucket",
-        "tulip_waiting_tokens 0.0",
-        "tulip_waiting_sequences 0.0",
+        'tulip_waiting_tokens{lane="interactive"} 0.0',
+        'tulip_waiting_tokens{lane="bulk"} 0.0',
+        'tulip_waiting_sequences{lane="bulk"} 0.0',
         "tulip_batches_in_flight 0.0",
+        "tulip_oldest_step_seconds 0.0",
+        "tulip_wedged 0.0",
+        "tulip_draining 0.0",
+        "tulip_streams 0.0",
+        'tulip_step_seconds_bucket{kind="hot",le="0.0005"}',
         'tulip_chunks_total{outcome="ok"}',
-        "tulip_queue_seconds_bucket",
+        'tulip_queue_seconds_bucket{lane="interactive",le="0.0005"}',
         "tulip_compute_seconds_bucket",
         'tulip_engine_steps_total{outcome="eager"} 1.0',
         "tulip_graph_bytes 0.0",
@@ -272,7 +415,7 @@ async def use_and_stop(process: subprocess.Popen[str], path: Path, model: Path) 
         description = await stub.Describe(pb.DescribeRequest())
         assert (description.dimensions, description.task) == (384, pb.TASK_EMBED)
         assert description.tokenizer_hash == tokenizer_hash(model / "tokenizer.json")
-        stream = stub.InferStream()
+        stream = ChunkStream(stub)
         await stream.write(infer(1, [101, 7592, 2088, 102], [101, 102]))
         rows = rows_of((await stream.read()).reply)
         assert rows.shape == (2, 384)

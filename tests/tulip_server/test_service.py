@@ -10,12 +10,13 @@ import pytest
 
 from protos import codec
 from protos.tulip.v1 import inference_pb2 as pb
+from protos.tulip.v1.inference_pb2_grpc import InferenceStub
 from rose_engine.batch import Batch
 from rose_engine.errors import StepError
 from rose_engine.fake import FAKE_LIMITS, FakeEngine
 from rose_engine.lazy_tensor import HostCompletion, LazyTensor
 from rose_engine.limits import EngineLimits
-from tests.tulip_server.conftest import expected_rows, infer_request, rows_of, serving, until
+from tests.tulip_server.conftest import ChunkStream, expected_rows, infer_request, rows_of, serving, until
 from tulip_server import metrics
 
 A, B, C, D = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]
@@ -118,7 +119,7 @@ async def test_a_reply_of_two_thousand_rows_of_1024_passes():
     async with serving(engine) as running:
         sequences = [[i + 1] for i in range(2000)]
         reply = await running.stub.Infer(infer_request(*sequences))
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(1, *sequences))
         streamed = await stream.read()
         await stream.done_writing()
@@ -134,7 +135,7 @@ async def test_a_reply_of_two_thousand_rows_of_1024_passes():
 async def test_replies_come_in_order_of_completion():
     engine = manual_engine()
     async with serving(engine, depth=2) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(7, A, B, C))
         await until(lambda: len(engine.steps) == 2)
         await stream.write(infer(8, [4000]))
@@ -153,7 +154,7 @@ async def test_replies_come_in_order_of_completion():
 async def test_a_chunk_s_deadline_is_kept_by_the_server():
     engine = manual_engine()
     async with serving(engine, depth=1) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(1, A))
         await until(lambda: engine.steps)
         await stream.write(infer(2, B, timeout_us=1))
@@ -167,10 +168,12 @@ async def test_a_chunk_s_deadline_is_kept_by_the_server():
 async def test_a_cancelled_chunk_gets_no_reply_and_is_not_computed(waiting):
     engine = manual_engine()
     async with serving(engine, depth=1) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
+        before = counted("cancelled")
         for request in (infer(1, A), infer(2, B), infer(3, C), cancel(2), cancel(99)):
             await stream.write(request)
-        await until(lambda: waiting(running) == 4 and engine.steps)
+        await until(lambda: counted("cancelled") == before + 1 and engine.steps)
+        assert waiting(running) == 4
         engine.steps[0].complete()
         await until(lambda: len(engine.steps) == 2)
         engine.steps[1].complete()
@@ -182,7 +185,7 @@ async def test_a_cancelled_chunk_gets_no_reply_and_is_not_computed(waiting):
 async def test_an_id_is_free_again_after_its_cancel():
     engine = manual_engine()
     async with serving(engine, depth=1) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         for request in (infer(1, A), cancel(1), infer(1, B)):
             await stream.write(request)
         await until(lambda: engine.steps)
@@ -198,7 +201,7 @@ async def test_an_id_is_free_again_after_its_cancel():
 
 async def test_bad_chunks_leave_the_stream_alive():
     async with serving(FakeEngine()) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(1, A, [1, -5], B))
         failure = (await stream.read()).failure
         assert status(failure) is grpc.StatusCode.INVALID_ARGUMENT
@@ -220,7 +223,7 @@ async def test_bad_chunks_leave_the_stream_alive():
 async def test_an_id_in_flight_is_not_taken_twice():
     engine = manual_engine()
     async with serving(engine) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(5, A))
         await stream.write(infer(5, B))
         reply = await stream.read()
@@ -234,7 +237,7 @@ async def test_an_id_in_flight_is_not_taken_twice():
 async def test_an_overloaded_server_says_so_and_recovers(waiting):
     engine = manual_engine()
     async with serving(engine, depth=1, max_waiting_tokens=8) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(1, A))
         await until(lambda: engine.steps)
         await stream.write(infer(2, B, C))
@@ -255,7 +258,7 @@ async def test_an_overloaded_server_says_so_and_recovers(waiting):
 async def test_a_failed_step_is_an_internal_error_for_its_chunks_only():
     engine = manual_engine()
     async with serving(engine) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(1, A))
         await stream.write(infer(2, B))
         await until(lambda: len(engine.steps) == 2)
@@ -280,7 +283,7 @@ class NotANumber(FakeEngine):
 
 async def test_a_row_that_is_no_number_is_an_error_and_never_travels():
     async with serving(NotANumber()) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(1, A, B))
         failure = (await stream.read()).failure
         assert status(failure) is grpc.StatusCode.INTERNAL
@@ -290,7 +293,7 @@ async def test_a_row_that_is_no_number_is_an_error_and_never_travels():
 async def test_half_closing_waits_for_the_last_reply():
     engine = manual_engine()
     async with serving(engine) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.write(infer(1, A))
         await stream.write(infer(2, B))
         await stream.done_writing()
@@ -303,7 +306,7 @@ async def test_half_closing_waits_for_the_last_reply():
 
 async def test_a_stream_without_a_chunk_ends_in_peace():
     async with serving(FakeEngine()) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         await stream.done_writing()
         assert [reply async for reply in stream] == []
 
@@ -311,7 +314,7 @@ async def test_a_stream_without_a_chunk_ends_in_peace():
 async def test_a_client_that_cancels_its_stream_leaves_nothing_behind(waiting):
     engine = manual_engine()
     async with serving(engine, depth=1) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
         for number in range(5):
             await stream.write(infer(number, A, B))
         await until(lambda: waiting(running) == 36)
@@ -330,7 +333,7 @@ async def test_a_client_that_disconnects_leaves_nothing_behind(waiting):
         async with grpc.aio.insecure_channel(
             running.address, options=[*codec.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
         ) as channel:
-            stream = type(running.stub)(channel).InferStream()
+            stream = ChunkStream(InferenceStub(channel))
             for number in range(5):
                 await stream.write(infer(number, A, B))
             await until(lambda: waiting(running) == 36)
@@ -339,7 +342,7 @@ async def test_a_client_that_disconnects_leaves_nothing_behind(waiting):
 
 async def test_two_streams_may_use_the_same_ids():
     async with serving(FakeEngine()) as running:
-        streams = [running.stub.InferStream() for _ in range(2)]
+        streams = [running.stream() for _ in range(2)]
         for stream, sequence in zip(streams, (A, B), strict=True):
             await stream.write(infer(1, sequence))
         for stream, sequence in zip(streams, (A, B), strict=True):
@@ -349,7 +352,7 @@ async def test_two_streams_may_use_the_same_ids():
 async def test_a_client_that_reads_late_gets_every_reply(monkeypatch):
     monkeypatch.setattr("tulip_server.service._MAX_UNSENT_REPLIES", 2)
     async with serving(FakeEngine(dimensions=1024)) as running:
-        stream = running.stub.InferStream()
+        stream = running.stream()
 
         async def send() -> None:
             for number in range(200):
@@ -360,3 +363,76 @@ async def test_a_client_that_reads_late_gets_every_reply(monkeypatch):
         replies = [reply.correlation_id async for reply in stream]
         await sending
         assert sorted(replies) == list(range(200))
+
+
+# -- lanes, origins and many cancels
+
+
+async def test_the_lane_of_a_request_is_the_lane_it_waits_in():
+    engine = manual_engine()
+    async with serving(engine, depth=1) as running:
+        stream = running.stream()
+        await stream.write(infer(1, A))
+        await until(lambda: engine.steps)
+        for number, (sequence, lane) in enumerate([(B, pb.LANE_BULK), (C, pb.LANE_INTERACTIVE)], start=2):
+            request = infer(number, sequence)
+            request.infer.lane = lane
+            await stream.write(request)
+        await until(lambda: running.server.state.waiting_tokens == {"interactive": 4, "bulk": 4})
+        order = []
+        for number in range(3):
+            await until(lambda number=number: len(engine.steps) > number)
+            engine.steps[number].complete()
+            order.append((await stream.read()).correlation_id)
+    assert order == [1, 3, 2]
+
+
+async def test_a_lane_that_there_is_not_is_refused():
+    async with serving(FakeEngine()) as running:
+        request = infer_request(A)
+        request.lane = 7
+        with pytest.raises(grpc.aio.AioRpcError, match="lane: 7 is none of LANE_INTERACTIVE") as caught:
+            await running.stub.Infer(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_describe_tells_what_is_reserved_for_interactive_chunks():
+    async with serving(FakeEngine(), max_waiting_tokens=1000) as running:
+        assert (await running.stub.Describe(pb.DescribeRequest())).reserved_tokens == 250
+    async with serving(FakeEngine(), max_waiting_tokens=1000, reserved_tokens=1) as running:
+        assert (await running.stub.Describe(pb.DescribeRequest())).reserved_tokens == 1
+
+
+async def test_ten_thousand_cancels_leave_nothing(waiting):
+    engine = manual_engine()
+    async with serving(engine, depth=1, max_waiting_tokens=100_000) as running:
+        stream = running.stream()
+        await stream.write(infer(1, A))
+        await until(lambda: engine.steps)
+        (served,) = running.server._service._streams
+        for number in range(2, 5002):
+            await stream.write(infer(number, B, C, timeout_us=10**9))
+            await stream.write(cancel(number))
+            if number % 500 == 0:  # and as many with chunks in flight when their stream goes
+                other = running.stream()
+                for sent in range(500):
+                    await other.write(infer(sent, B, C, timeout_us=10**9))
+                other.cancel()
+        await until(lambda: waiting(running) == 0 and running.server.state.streams == 1, seconds=60)
+        assert set(served._in_flight) == {1}
+        assert not any(line.chunks for line in running.server._batcher.lines.values())
+        assert len(running.server._batcher._deadlines) <= 2 * 500 + 65  # of the last stream's at most
+        engine.steps[0].complete()
+        assert (await stream.read()).correlation_id == 1  # and nothing of the others
+        assert len(engine.steps) == 1
+
+
+async def test_a_failed_chunk_s_line_names_its_request_and_nothing_of_its_input(caplog):
+    async with serving(FakeEngine()) as running:
+        request = infer_request([999_999])
+        request.request_id, request.traceparent = "from-a\nclient", f"00-{'a' * 32}-{'b' * 16}-01"
+        with caplog.at_level("WARNING", "tulip_server.service"), pytest.raises(grpc.aio.AioRpcError):
+            await running.stub.Infer(request)
+    (record,) = caplog.records
+    assert record.getMessage() == "a chunk failed: bad_chunk, sequence 0"
+    assert (record.request_id, record.trace_id) == ("from-a\\u000aclient", "a" * 32)

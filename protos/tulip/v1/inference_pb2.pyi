@@ -15,6 +15,11 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_INT8: _ClassVar[DType]
     DTYPE_UINT8: _ClassVar[DType]
 
+class Lane(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LANE_INTERACTIVE: _ClassVar[Lane]
+    LANE_BULK: _ClassVar[Lane]
+
 class Output(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTPUT_OWN: _ClassVar[Output]
@@ -32,6 +37,8 @@ DTYPE_INT32: DType
 DTYPE_FLOAT32: DType
 DTYPE_INT8: DType
 DTYPE_UINT8: DType
+LANE_INTERACTIVE: Lane
+LANE_BULK: Lane
 OUTPUT_OWN: Output
 OUTPUT_INT8: Output
 OUTPUT_BITS: Output
@@ -51,7 +58,7 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class InferRequest(_message.Message):
-    __slots__ = ("token_ids", "lengths", "segment_ids", "timeout_us", "output", "spans", "span_counts")
+    __slots__ = ("token_ids", "lengths", "segment_ids", "timeout_us", "output", "spans", "span_counts", "lane", "request_id", "traceparent")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +66,9 @@ class InferRequest(_message.Message):
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     SPAN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     token_ids: Tensor
     lengths: Tensor
     segment_ids: Tensor
@@ -66,7 +76,10 @@ class InferRequest(_message.Message):
     output: Output
     spans: Tensor
     span_counts: Tensor
-    def __init__(self, token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., lengths: _Optional[_Union[Tensor, _Mapping]] = ..., segment_ids: _Optional[_Union[Tensor, _Mapping]] = ..., timeout_us: _Optional[int] = ..., output: _Optional[_Union[Output, str]] = ..., spans: _Optional[_Union[Tensor, _Mapping]] = ..., span_counts: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    lane: Lane
+    request_id: str
+    traceparent: str
+    def __init__(self, token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., lengths: _Optional[_Union[Tensor, _Mapping]] = ..., segment_ids: _Optional[_Union[Tensor, _Mapping]] = ..., timeout_us: _Optional[int] = ..., output: _Optional[_Union[Output, str]] = ..., spans: _Optional[_Union[Tensor, _Mapping]] = ..., span_counts: _Optional[_Union[Tensor, _Mapping]] = ..., lane: _Optional[_Union[Lane, str]] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class InferReply(_message.Message):
     __slots__ = ("rows", "timings")
@@ -99,14 +112,28 @@ class Cancel(_message.Message):
     def __init__(self) -> None: ...
 
 class StreamReply(_message.Message):
-    __slots__ = ("correlation_id", "reply", "failure")
+    __slots__ = ("correlation_id", "reply", "failure", "heartbeat")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     correlation_id: int
     reply: InferReply
     failure: Failure
-    def __init__(self, correlation_id: _Optional[int] = ..., reply: _Optional[_Union[InferReply, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    def __init__(self, correlation_id: _Optional[int] = ..., reply: _Optional[_Union[InferReply, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("waiting_tokens", "oldest_step_us", "wedged", "draining")
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_STEP_US_FIELD_NUMBER: _ClassVar[int]
+    WEDGED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    waiting_tokens: int
+    oldest_step_us: int
+    wedged: bool
+    draining: bool
+    def __init__(self, waiting_tokens: _Optional[int] = ..., oldest_step_us: _Optional[int] = ..., wedged: _Optional[bool] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "sequence_index")
@@ -123,7 +150,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("model_id", "server_version", "task", "dimensions", "row_dtype", "pooling", "normalized", "max_length", "vocabulary_size", "num_segments", "max_batch_tokens", "max_batch_sequences", "max_waiting_tokens", "dtype", "device", "attention_backend", "tokenizer_hash", "weights_hash", "outputs", "reference_cosine", "hidden_size")
+    __slots__ = ("model_id", "server_version", "task", "dimensions", "row_dtype", "pooling", "normalized", "max_length", "vocabulary_size", "num_segments", "max_batch_tokens", "max_batch_sequences", "max_waiting_tokens", "reserved_tokens", "dtype", "device", "attention_backend", "tokenizer_hash", "weights_hash", "outputs", "reference_cosine", "hidden_size")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +164,7 @@ class DescribeReply(_message.Message):
     MAX_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +186,7 @@ class DescribeReply(_message.Message):
     max_batch_tokens: int
     max_batch_sequences: int
     max_waiting_tokens: int
+    reserved_tokens: int
     dtype: str
     device: str
     attention_backend: str
@@ -166,4 +195,4 @@ class DescribeReply(_message.Message):
     outputs: _containers.RepeatedScalarFieldContainer[Output]
     reference_cosine: float
     hidden_size: int
-    def __init__(self, model_id: _Optional[str] = ..., server_version: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., row_dtype: _Optional[_Union[DType, str]] = ..., pooling: _Optional[str] = ..., normalized: _Optional[bool] = ..., max_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., num_segments: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention_backend: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., weights_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., reference_cosine: _Optional[float] = ..., hidden_size: _Optional[int] = ...) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., server_version: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., row_dtype: _Optional[_Union[DType, str]] = ..., pooling: _Optional[str] = ..., normalized: _Optional[bool] = ..., max_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., num_segments: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention_backend: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., weights_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., reference_cosine: _Optional[float] = ..., hidden_size: _Optional[int] = ...) -> None: ...
