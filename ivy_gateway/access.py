@@ -6,8 +6,10 @@ method is no way around. Knows nothing of what the routes do.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from ivy_gateway.config import GatewayConfig, check_api_key
 from ivy_gateway.errors import StartupError, Unauthorized
 from ivy_gateway.routes.render import Family, render
 
+logger = logging.getLogger(__name__)
+
+FOLLOW_SECONDS = 2.0
 PROBES = frozenset({"/live", "/health", "/ping"})
 _SCHEME = b"bearer"
 
@@ -32,6 +37,23 @@ class ApiKeys:
         """The keys of the settings and of their file. Raises `StartupError`, naming the file and the line."""
         file = config.api_keys_file
         return cls([*config.api_keys, *([] if file is None else _read_file(file))])
+
+    async def follow(self, config: GatewayConfig) -> None:
+        """Let in the keys that the file holds, as it changes. A broken file changes nothing."""
+        if config.api_keys_file is None:
+            return
+        seen = _version(config.api_keys_file)
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            if (version := _version(config.api_keys_file)) == seen:
+                continue
+            seen = version
+            try:
+                self._digests = self.read(config)._digests
+            except StartupError as error:
+                logger.warning("the keys stay as they were: %s", error.message)
+            else:
+                logger.info("--api-keys-file was read again: %d keys in all", len(self._digests))
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -73,6 +95,15 @@ class RequireKey:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Something that is another one after every change of the file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _read_file(path: Path) -> list[str]:

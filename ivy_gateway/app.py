@@ -20,15 +20,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ivy_gateway import metrics
+from ivy_gateway import metrics, request_context, tracing
 from ivy_gateway.access import PROBES, ApiKeys, RequireKey
 from ivy_gateway.config import OWN_ID_POLICIES, GatewayConfig
-from ivy_gateway.errors import StartupError, UnknownRoute
+from ivy_gateway.direct_routes import DirectRoutes
+from ivy_gateway.drain import Drain
+from ivy_gateway.errors import StartupError, Unavailable, UnknownRoute
 from ivy_gateway.foreign_vocabulary import ForeignVocabulary
 from ivy_gateway.model_profile import ModelProfile
 from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.reference import check_reference
-from ivy_gateway.replicas import ReplicaPool
+from ivy_gateway.replicas import PoolSettings, ReplicaPool
+from ivy_gateway.request_context import RequestContext
 from ivy_gateway.routes import (
     admin,
     classify,
@@ -48,8 +51,10 @@ from ivy_gateway.routes.render import families, family_of, render
 from ivy_gateway.templates import CARD_INSTRUCTION, reranker_form
 from ivy_gateway.tokenizer import TextTokenizer
 from protos import __version__
+from protos.stamps import stamp
 
 logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("ivy_gateway.requests")
 
 ROUTERS = (
     tei.router,
@@ -72,6 +77,9 @@ ROUTERS = (
 )
 
 _FAMILIES = families(route for router in ROUTERS for route in router.routes)
+# https://www.w3.org/TR/trace-context/#traceparent-header: version, trace, parent and flags.
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[ -~]{0,128})?")
+_SERVED_TO_THE_END = PROBES | {"/metrics"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # What scripts on a web page may read of a reply, besides its body.
 _EXPOSED_HEADERS = ("x-request-id", "x-truncated-inputs", "x-embedding-space", "retry-after")
@@ -101,24 +109,29 @@ def create_app(config: GatewayConfig) -> FastAPI:
         instruction=CARD_INSTRUCTION if config.instruction is None else config.instruction,
     )
     check_reference(config, tokenizer)
+    tracing.check_installed(config.otlp_endpoint)
+    pool = PoolSettings.of(config)
     foreign = ForeignVocabulary.load(config.token_ids) if config.token_ids not in OWN_ID_POLICIES else None
     app = FastAPI(
         title="Bouquet",
         version=__version__,
-        lifespan=lambda app: _lifespan(app, config, profile, tokenizer, foreign),
+        lifespan=lambda app: _lifespan(app, config, profile, tokenizer, pool, foreign),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.state.drain = Drain()
+    keys = app.state.keys = ApiKeys.read(config)
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _no_such_route)
-    _add_middleware(app, config, ApiKeys.read(config))
+    _add_middleware(app, config, keys)
     return app
 
 
 def _add_middleware(app: FastAPI, config: GatewayConfig, keys: ApiKeys) -> None:
-    """From the inside out: keys, cross-origin requests (whose preflights carry no key), request ids."""
+    """From the inside out: handlers, keys, cross-origin requests (preflights carry no key), request ids."""
+    app.add_middleware(DirectRoutes, routes=[route for router in ROUTERS for route in router.routes])
     if keys:
         open_paths = PROBES | ({"/metrics"} if config.open_metrics else set())
         app.add_middleware(
@@ -129,10 +142,10 @@ def _add_middleware(app: FastAPI, config: GatewayConfig, keys: ApiKeys) -> None:
             CORSMiddleware,
             allow_origins=config.cors_allow_origins,
             allow_methods=("GET", "POST", "OPTIONS"),
-            allow_headers=("authorization", "content-type", "x-request-id"),
+            allow_headers=("authorization", "content-type", "traceparent", "x-bouquet-lane", "x-request-id"),
             expose_headers=_EXPOSED_HEADERS,
         )
-    app.add_middleware(RequestScope)
+    app.add_middleware(RequestScope, drain=app.state.drain, access_log=config.access_log)
 
 
 @contextlib.asynccontextmanager
@@ -141,17 +154,28 @@ async def _lifespan(
     config: GatewayConfig,
     profile: ModelProfile,
     tokenizer: TextTokenizer,
+    pool_settings: PoolSettings,
     foreign: ForeignVocabulary | None,
 ) -> AsyncIterator[None]:
     asyncio.get_running_loop().set_debug(config.debug)
-    pool = ReplicaPool(config.replicas, tokenizer.hash, config.max_waiting_tokens)
+    pool = ReplicaPool(config.replicas, tokenizer.hash, pool_settings)
     app.state.pipeline = Pipeline(config, profile, tokenizer, pool, foreign)
     with contextlib.closing(tokenizer):
-        async with pool.running():
+        async with tracing.exporting(config.otlp_endpoint), pool.running(), _following_keys(app, config):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pool.first_ready(), _FIRST_READY_SECONDS)
             logger.info("serving %s", config.served_model_name)
             yield
+
+
+@contextlib.asynccontextmanager
+async def _following_keys(app: FastAPI, config: GatewayConfig) -> AsyncIterator[None]:
+    follower = asyncio.create_task(app.state.keys.follow(config))
+    try:
+        yield
+    finally:
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
@@ -174,34 +198,83 @@ def _nearest(app: FastAPI, path: str) -> str:
 
 
 class RequestScope:
-    """Gives each request an id, echoes it, and counts the answer under its route's template."""
+    """Gives each request an id, echoes it, and counts the answer under its route's template.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Everything that is done for the request knows its id, its trace and its lane by `request_context`. Once
+    the gateway refuses what is new, requests end here.
+    """
+
+    def __init__(self, app: ASGIApp, drain: Drain, access_log: bool) -> None:
         self._app = app
+        self._drain = drain
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass `scope` on, with the id put into the reply's headers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, request_id, status = time.perf_counter(), _request_id(scope), 500
+        stamp("gateway.request")
+        began, status = time.perf_counter(), 500
+        context = _read_context(scope)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                stamp("gateway.encoded")
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = context.request_id
+                if self._drain.begun:
+                    headers["connection"] = "close"
             await send(message)
 
+        token = request_context.enter(context)
+        metrics.requests_in_flight(1)
         try:
-            await self._app(scope, receive, send_with_id)
+            with tracing.request_span(scope["method"]) as span:
+                app = _refuse if self._refuses(scope) else self._app
+                await app(scope, receive, send_with_id)
+                tracing.end_request(span, scope["method"], _route(scope), status)
         finally:
-            route = getattr(scope.get("route"), "path", "unmatched")
-            metrics.request_finished(route, status, time.perf_counter() - began)
+            metrics.requests_in_flight(-1)
+            seconds = time.perf_counter() - began
+            metrics.request_finished(_route(scope), status, seconds)
+            if self._access_log:
+                _log_access(scope["method"], _route(scope), status, seconds)
+            request_context.leave(token)
+
+    def _refuses(self, scope: Scope) -> bool:
+        return self._drain.refusing and scope["path"] not in _SERVED_TO_THE_END
 
 
-def _request_id(scope: Scope) -> str:
-    """The caller's id where it is short and plain, else a new one."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    text = given.decode("latin-1")
-    return text if _REQUEST_ID.fullmatch(text) else secrets.token_hex(16)
+def _route(scope: Scope) -> str:
+    """The template of the route, of which there are few; never the path that was asked for."""
+    path: str = getattr(scope.get("route"), "path", "unmatched")
+    return path
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    error = Unavailable("the gateway is being stopped", retry_after=1.0)
+    await render(error, family_of(scope["path"], _FAMILIES))(scope, receive, send)
+
+
+def _log_access(method: str, route: str, status: int, seconds: float) -> None:
+    fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 6)}
+    access_logger.info("%s %s %d %.1f ms", method, route, status, 1000 * seconds, extra={"fields": fields})
+
+
+def _read_context(scope: Scope) -> RequestContext:
+    """What the headers say of the request: its id, where that is short and plain, its trace and its lane."""
+    context = RequestContext()
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = value.decode("latin-1")
+            context.request_id = text if _REQUEST_ID.fullmatch(text) else ""
+        elif name == b"traceparent":
+            text = value.decode("latin-1")
+            context.traceparent = text if _TRACEPARENT.fullmatch(text) else ""
+        elif name == b"x-bouquet-lane":
+            context.lane_header = value
+    context.request_id = context.request_id or secrets.token_hex(16)
+    return context

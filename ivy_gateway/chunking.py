@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ivy_gateway.jobs import Chunk, EncodedInput, Output
+from ivy_gateway.jobs import Chunk, EncodedInput, Lane, Output
 
 
 def split(
@@ -21,8 +21,9 @@ def split(
     max_inputs: int,
     parts: int = 1,
     output: Output = Output.OWN,
+    lane: Lane = Lane.INTERACTIVE,
 ) -> list[Chunk]:
-    """Cut `inputs` into consecutive chunks of at most `max_tokens` and `max_inputs` each, all for `output`.
+    """Cut `inputs` into consecutive chunks of at most `max_tokens` and `max_inputs`, for `output`, in `lane`.
 
     Every input is in exactly one chunk, in order; one that is over `max_tokens` by itself forms its own.
     The cost is spread evenly over as many chunks as are needed, and over at least `parts` of them while the
@@ -37,12 +38,12 @@ def split(
         # The next chunk starts where this input's middle passes the even share of the chunks so far.
         share_spent = (done + item.num_tokens / 2) * wanted > (len(chunks) + 1) * total
         if current and (share_spent or cost + item.num_tokens > max_tokens or len(current) == max_inputs):
-            chunks.append(Chunk(tuple(current), output))
+            chunks.append(Chunk(tuple(current), output, lane))
             current, cost = [], 0
         current.append(item)
         cost += item.num_tokens
         done += item.num_tokens
-    return [*chunks, Chunk(tuple(current), output)] if current else chunks
+    return [*chunks, Chunk(tuple(current), output, lane)] if current else chunks
 
 
 def merge(chunk_rows: Sequence[NDArray[Any]], chunks: Sequence[Chunk]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import os
@@ -22,12 +23,13 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 from ivy_gateway.errors import StartupError
 
 ENVIRONMENT_PREFIX = "IVY_"
+LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 OWN_ID_POLICIES = ("reject", "model")
 TOKEN_ID_POLICIES = (*OWN_ID_POLICIES, "cl100k_base")  # beyond: names of other models' vocabularies
 RERANKER_TEMPLATES = ("auto", "A", "B", "none")
 
-_ADDRESS = re.compile(r"unix:/.+|(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(r"unix:/.+|(dns:)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,]+")
 _API_KEY = re.compile(r"[!-~]+")
 _BOOLEANS = {
@@ -51,6 +53,7 @@ class _Setting:
     help: str
     plural: str = ""
     inverted: bool = False  # the flag states the opposite of the field
+    metavar: str = ""
 
     @property
     def flag(self) -> str:
@@ -112,6 +115,12 @@ def default_tokenizer_workers() -> int:
     return min(os.cpu_count() or 1, 4)
 
 
+@functools.cache
+def _folder_name(folder: Path) -> str:
+    """Its own name, whatever leads to it: asked for once, because every reply carries it."""
+    return folder.resolve().name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Settings of one gateway process, checked when made.
@@ -127,11 +136,73 @@ class GatewayConfig:
         tuple[str, ...], _Setting("alias", _names, "a further name to answer to", plural="aliases")
     ] = ()
     replicas: Annotated[
-        tuple[str, ...], _Setting("replica", _names, "a server: host:port or unix:/path", plural="replicas")
+        tuple[str, ...],
+        _Setting(
+            "replica",
+            _names,
+            "a server: host:port, unix:/path, or dns:host:port for every address that the name has",
+            plural="replicas",
+        ),
     ] = ()
+    resolve_seconds: Annotated[
+        float, _Setting("resolve-seconds", float, "between two lookups of dns: names")
+    ] = 5.0
+    replica_silence_seconds: Annotated[
+        float,
+        _Setting("replica-silence-seconds", float, "without a heartbeat until a server gets no more work"),
+    ] = 1.5
+    replica_reconnect_seconds: Annotated[
+        float,
+        _Setting("replica-reconnect-seconds", float, "without a heartbeat until a connection is given up"),
+    ] = 10.0
+    replica_patience_seconds: Annotated[
+        float,
+        _Setting("replica-patience-seconds", float, "that requests wait after the last server went; 0: none"),
+    ] = 5.0
+    replica_ca: Annotated[
+        Path | None,
+        _Setting("replica-ca", Path, "certificates to trust: servers are spoken to by TLS", metavar="FILE"),
+    ] = None
+    replica_certificate: Annotated[
+        Path | None,
+        _Setting("replica-certificate", Path, "the gateway's own, for mutual TLS", metavar="FILE"),
+    ] = None
+    replica_key: Annotated[
+        Path | None, _Setting("replica-key", Path, "the key of --replica-certificate", metavar="FILE")
+    ] = None
     host: Annotated[str, _Setting("host", str, "address to listen on")] = "127.0.0.1"
     port: Annotated[int, _Setting("port", int, "port to listen on; 0 takes a free one")] = 8080
     workers: Annotated[int, _Setting("workers", int, "gateway processes that share the port")] = 1
+    tls_certificate: Annotated[
+        Path | None,
+        _Setting("tls-certificate", Path, "serve https with this certificate (chain)", metavar="FILE"),
+    ] = None
+    tls_key: Annotated[
+        Path | None, _Setting("tls-key", Path, "the key of --tls-certificate", metavar="FILE")
+    ] = None
+    max_connections: Annotated[
+        int, _Setting("max-connections", int, "open connections of each process; further ones get a 503")
+    ] = 4096
+    max_header_bytes: Annotated[
+        int, _Setting("max-header-bytes", int, "of a request's line and headers; more get a 431")
+    ] = 32 * 1024
+    max_header_count: Annotated[int, _Setting("max-header-count", int, "headers of a request")] = 100
+    header_timeout_seconds: Annotated[
+        float, _Setting("header-timeout-seconds", float, "for a request's headers to arrive")
+    ] = 10.0
+    body_timeout_seconds: Annotated[
+        float, _Setting("body-timeout-seconds", float, "for a request's body to arrive")
+    ] = 60.0
+    write_timeout_seconds: Annotated[
+        float, _Setting("write-timeout-seconds", float, "that a client may take no byte of its reply")
+    ] = 30.0
+    grace_seconds: Annotated[
+        float, _Setting("grace-seconds", float, "for accepted requests to finish after SIGTERM")
+    ] = 30.0
+    drain_delay_seconds: Annotated[
+        float,
+        _Setting("drain-delay-seconds", float, "after SIGTERM: /health is 503, all else still served"),
+    ] = 0.0
 
     max_chunk_tokens: Annotated[
         int, _Setting("max-chunk-tokens", int, "tokens of one message to a replica")
@@ -146,6 +217,29 @@ class GatewayConfig:
     max_waiting_tokens: Annotated[
         int, _Setting("max-waiting-tokens", int, "tokens inside the gateway before new requests are refused")
     ] = 1024 * 1024
+    max_queue_seconds: Annotated[
+        float,
+        _Setting(
+            "max-queue-seconds",
+            float,
+            "of interactive work that may wait while more comes in than goes out; 0: no such limit",
+        ),
+    ] = 2.0
+    max_bulk_queue_seconds: Annotated[
+        float, _Setting("max-bulk-queue-seconds", float, "the same for bulk work; 0: no such limit")
+    ] = 15.0
+    bulk_inputs: Annotated[
+        int, _Setting("bulk-inputs", int, "more inputs than this make a request a bulk one")
+    ] = 32
+    bulk_tokens: Annotated[
+        int, _Setting("bulk-tokens", int, "more tokens than this make a request a bulk one")
+    ] = 16384
+    bulk_patience_seconds: Annotated[
+        float, _Setting("bulk-patience-seconds", float, "that bulk work lets younger requests go first")
+    ] = 0.5
+    bulk_window: Annotated[
+        int, _Setting("bulk-window", int, "chunks of one bulk request that a server has at a time")
+    ] = 2
     request_timeout: Annotated[
         float, _Setting("request-timeout", float, "seconds before a request is given up")
     ] = 30.0
@@ -230,6 +324,16 @@ class GatewayConfig:
         ),
     ] = ("*",)
 
+    log_format: Annotated[
+        str, _Setting("log-format", _choice(*LOG_FORMATS), "text, or json: one object a line")
+    ] = "text"
+    access_log: Annotated[bool, _Setting("access-log", _boolean, "a line in the log for each request")] = (
+        False
+    )
+    otlp_endpoint: Annotated[
+        str | None,
+        _Setting("otlp-endpoint", str, "http(s) URL of a collector: send traces (needs the extra `tracing`)"),
+    ] = None
     log_level: Annotated[str, _Setting("log-level", _choice(*LOG_LEVELS), ", ".join(LOG_LEVELS))] = "info"
     debug: Annotated[bool, _Setting("debug", _boolean, "asyncio's slow checks, tracebacks in the log")] = (
         False
@@ -239,6 +343,7 @@ class GatewayConfig:
         self._check_ranges()
         self._check_addresses()
         self._check_access()
+        self._check_certificates()
         if self.max_waiting_tokens < self.max_chunk_tokens:
             raise StartupError(
                 f"--max-waiting-tokens {self.max_waiting_tokens} is below"
@@ -255,7 +360,7 @@ class GatewayConfig:
     @property
     def served_model_name(self) -> str:
         """The name that replies carry: as set, else the folder's."""
-        return self.model.resolve().name if self.name is None else self.name
+        return _folder_name(self.model) if self.name is None else self.name
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -279,6 +384,12 @@ class GatewayConfig:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise StartupError(f"{_SETTINGS[name].flag} must be above zero, not {value}")
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if not (value >= 0 and math.isfinite(value)):
+                raise StartupError(
+                    f"{_SETTINGS[name].flag} must not be below zero, and be finite, not {value}"
+                )
         if not 0 <= self.port <= 65535:
             raise StartupError(f"--port {self.port} is outside 0 to 65535")
         if self.port == 0 and self.workers > 1:
@@ -290,9 +401,26 @@ class GatewayConfig:
         for address in self.replicas:
             match = _ADDRESS.fullmatch(address)
             if match is None or int(match["port"] or 1) not in range(1, 65536):
-                raise StartupError(f"--replica {address!r} is neither host:port nor unix:/path")
+                raise StartupError(
+                    f"--replica {address!r} is neither host:port, dns:host:port nor unix:/path"
+                )
+        if self.replica_reconnect_seconds < self.replica_silence_seconds:
+            raise StartupError(
+                f"--replica-reconnect-seconds {self.replica_reconnect_seconds} is below"
+                f" --replica-silence-seconds {self.replica_silence_seconds}"
+            )
         if len(set(self.replicas)) < len(self.replicas):
             raise StartupError("--replica names one address twice")
+
+    def _check_certificates(self) -> None:
+        if (self.replica_certificate is None) != (self.replica_key is None):
+            raise StartupError("--replica-certificate and --replica-key are given together or not at all")
+        if self.replica_certificate is not None and self.replica_ca is None:
+            raise StartupError("--replica-certificate needs --replica-ca: it is for TLS to the servers")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise StartupError("--tls-certificate and --tls-key are given together or not at all")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise StartupError(f"--otlp-endpoint {self.otlp_endpoint!r} is no http:// or https:// URL")
 
     def _check_access(self) -> None:
         for key in self.api_keys:
@@ -318,7 +446,27 @@ _POSITIVE = (
     "max_waiting_tokens",
     "request_timeout",
     "max_length",
+    "resolve_seconds",
+    "replica_silence_seconds",
+    "replica_reconnect_seconds",
+    "max_connections",
+    "max_header_bytes",
+    "max_header_count",
+    "header_timeout_seconds",
+    "body_timeout_seconds",
+    "write_timeout_seconds",
+    "bulk_inputs",
+    "bulk_tokens",
+    "bulk_window",
     "tokenizer_workers",
+)
+_NOT_NEGATIVE = (
+    "replica_patience_seconds",
+    "grace_seconds",
+    "drain_delay_seconds",
+    "max_queue_seconds",
+    "max_bulk_queue_seconds",
+    "bulk_patience_seconds",
 )
 
 
@@ -395,6 +543,8 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, setting: _Setting, def
         parser.add_argument(off, dest=name, action="append_const", const="false", help=argparse.SUPPRESS)
         return
     shown = "" if default in (None, (), dataclasses.MISSING) else f", default: {default}"
-    metavar = {"int": "N", "float": "SECONDS", "Path": "FOLDER"}.get(setting.parse.__name__, "TEXT")
+    metavar = setting.metavar or {"int": "N", "float": "SECONDS", "Path": "FOLDER"}.get(
+        setting.parse.__name__, "TEXT"
+    )
     text = f"{setting.help} [{setting.key}{shown}]"
     parser.add_argument(setting.flag, dest=name, action="append", metavar=metavar, help=text)

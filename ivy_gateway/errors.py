@@ -5,6 +5,7 @@ IvyError                      kind, message, param; everything a client or an op
 │   ├── MalformedJson         the body is not JSON
 │   ├── InvalidField          missing field or wrong type
 │   ├── InvalidValue          right type, impossible value (dimensions, prompt name, id out of vocabulary ...)
+│   ├── InvalidHeader         a header whose value cannot be honoured
 │   ├── EmptyInput            an empty list or an empty text; the message names every empty index
 │   ├── TooLong               over the model's limit with truncation off
 │   ├── TooManyInputs         more inputs than one request may hold
@@ -51,6 +52,10 @@ class InvalidField(ClientError):
 
 class InvalidValue(ClientError):
     """A value of the right type that cannot be honoured."""
+
+
+class InvalidHeader(ClientError):
+    """A header whose value cannot be honoured."""
 
 
 class EmptyInput(ClientError):

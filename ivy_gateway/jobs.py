@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +37,13 @@ class Output(enum.Enum):
     TOKENS = "tokens"  # of servers only: a float32 vector for every token, its last hidden state
 
 
+class Lane(enum.Enum):
+    """Who goes first where requests wait. Inside a lane the order of arrival decides."""
+
+    INTERACTIVE = "interactive"
+    BULK = "bulk"  # steps back, but not for longer than its patience
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenIds:
     """An input that the client tokenized itself: ids of the served model, taken verbatim."""
@@ -46,8 +53,35 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """What one side says in a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conversation:
+    """One input: messages that the model's chat template makes a text of."""
+
+    messages: tuple[Message, ...]
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # the tokenizer's own, around what the template gives
+    template_arguments: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that is said, in order."""
+        return tuple(message.content for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedJob:
-    """Texts (or ready ids) to embed. `input_field` is the client's name for its inputs, for messages."""
+    """Texts (or ready ids) to embed, or else a conversation.
+
+    `input_field` is the client's name for its inputs, for messages.
+    """
 
     inputs: tuple[str | TokenIds, ...]
     input_field: str
@@ -60,6 +94,12 @@ class EmbedJob:
     add_special_tokens: bool = True
     output: Output = Output.OWN
     output_field: str = "encoding_format"  # the client's name for it, for messages
+    conversation: Conversation | None = None  # instead of inputs
+
+    @property
+    def num_inputs(self) -> int:
+        """Sequences that it asks for."""
+        return len(self.inputs) if self.conversation is None else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +144,7 @@ class ScoreJob:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyJob:
-    """Texts, pairs of them, or ready ids to classify. `input_field` is the client's name, for messages."""
+    """Texts, pairs of them or ready ids to classify, or else a conversation. Names as in `EmbedJob`."""
 
     inputs: tuple[str | TokenIds | tuple[str | TokenIds, str | TokenIds], ...]
     input_field: str
@@ -112,17 +152,24 @@ class ClassifyJob:
     truncation: Truncation = Truncation()
     raw_scores: bool = False
     instruction: str | None = None  # as in `ScoreJob`, of pairs
+    conversation: Conversation | None = None  # instead of inputs
+
+    @property
+    def num_inputs(self) -> int:
+        """Sequences that it asks for."""
+        return len(self.inputs) if self.conversation is None else 1
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeJob:
-    """Texts whose tokens somebody wants to see."""
+    """Texts whose tokens somebody wants to see, or else a conversation."""
 
     texts: tuple[str, ...]
     input_field: str
     deadline: float
     prompt_name: str | None = None
     add_special_tokens: bool = True
+    conversation: Conversation | None = None  # instead of texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +210,7 @@ class Chunk:
 
     inputs: tuple[EncodedInput, ...]
     output: Output = Output.OWN
+    lane: Lane = Lane.INTERACTIVE
 
     @property
     def num_tokens(self) -> int:

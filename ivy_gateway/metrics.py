@@ -8,6 +8,8 @@ Knows nothing of requests or replicas. With several worker processes the values 
 from __future__ import annotations
 
 import os
+from itertools import product
+from typing import TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
@@ -20,6 +22,8 @@ _TEI_SECONDS = tuple(1.5e-5 * 1.5**n for n in range(35))  # TEI's own buckets
 _TEI_LENGTHS = tuple(float(2**n) for n in range(17))
 
 _REGISTRY = CollectorRegistry()
+M = TypeVar("M", Counter, Gauge, Histogram)
+_children: dict[tuple[object, ...], object] = {}
 
 _requests = Counter(
     "ivy_requests",
@@ -37,7 +41,7 @@ _request_seconds = Histogram(
 )
 _phase_seconds = Histogram(
     "ivy_phase_seconds",
-    "Where successful jobs spent their time.",
+    "Where requests spent their time; queue and inference as the servers say, wire: all the rest of a chunk.",
     ("phase",),
     buckets=_SECONDS,
     registry=_REGISTRY,
@@ -46,8 +50,44 @@ _tokens = Counter("ivy_tokens", "Tokens computed, special tokens included.", reg
 _inputs = Counter("ivy_inputs", "Inputs (texts or pairs) computed.", registry=_REGISTRY)
 _truncated = Counter("ivy_truncated_inputs", "Inputs that were cut to the limit.", registry=_REGISTRY)
 _chunks = Counter("ivy_chunks", "Chunks sent to replicas.", registry=_REGISTRY)
-_retries = Counter("ivy_chunk_retries", "Chunks sent a second time.", registry=_REGISTRY)
+_retries = Counter(
+    "ivy_chunk_retries",
+    "Chunks sent a second time, by the error that ended the first.",
+    ("reason",),
+    registry=_REGISTRY,
+)
 _non_finite = Counter("ivy_non_finite_rows", "Rows holding NaN or infinity, refused.", registry=_REGISTRY)
+_in_flight = Gauge(
+    "ivy_requests_in_flight", "HTTP requests.", registry=_REGISTRY, multiprocess_mode="livesum"
+)
+_connections = Gauge(
+    "ivy_connections", "Open HTTP connections.", registry=_REGISTRY, multiprocess_mode="livesum"
+)
+_ended_connections = Counter(
+    "ivy_connections_ended",
+    "Connections ended or refused: headers (large or late), body (late), reader (slow), limit (too many).",
+    ("reason",),
+    registry=_REGISTRY,
+)
+_queue_tokens = Gauge(
+    "ivy_queue_tokens",
+    "Tokens of the admitted requests, waiting or computed, by lane.",
+    ("lane",),
+    registry=_REGISTRY,
+    multiprocess_mode="livesum",
+)
+_refusals = Counter(
+    "ivy_overload_refusals",
+    "Requests refused for the work that waits already, by lane and by the bound: tokens or seconds.",
+    ("lane", "bound"),
+    registry=_REGISTRY,
+)
+_retry_after = Histogram(
+    "ivy_retry_after_seconds",
+    "What refused requests were told to wait.",
+    buckets=(1.0, 2.0, 5.0, 10.0, 20.0, 30.0),
+    registry=_REGISTRY,
+)
 _outstanding = Gauge(
     "ivy_replica_outstanding_tokens",
     "Tokens sent to a replica and not yet answered.",
@@ -62,6 +102,34 @@ _ready = Gauge(
     registry=_REGISTRY,
     multiprocess_mode="livemin",
 )
+_state = Gauge(
+    "ivy_replica_state",
+    "1 for the state that the replica is in, 0 for those it was in before.",
+    ("replica", "state"),
+    registry=_REGISTRY,
+    multiprocess_mode="livesum",
+)
+_states: dict[str, str] = {}  # of each replica, the state last set
+_ejections = Counter(
+    "ivy_replica_ejections",
+    "Replicas taken out of rotation: stalled (silent), wedged (no step ends), ejected (failures in a row).",
+    ("reason",),
+    registry=_REGISTRY,
+)
+_recoveries = Counter(
+    "ivy_replica_recoveries", "Replicas back in rotation after an ejection.", registry=_REGISTRY
+)
+
+# A series that is born at 1 has no rate: those that alerts read are there, at 0, from the start.
+for _values in product(("interactive", "bulk"), ("tokens", "seconds")):
+    _refusals.labels(*_values)
+for _counter, _reasons in (
+    (_ejections, ("stalled", "wedged", "ejected")),
+    (_retries, ("Unavailable", "InferenceFailed", "Overloaded")),
+    (_ended_connections, ("headers", "body", "reader", "limit")),
+):
+    for _reason in _reasons:
+        _counter.labels(_reason)
 
 # TEI's counters carry no `_total`, which this library would append to a Counter: hence gauges that only rise.
 _te_count = Gauge("te_request_count", "Requests.", ("method",), registry=_REGISTRY, multiprocess_mode="sum")
@@ -88,6 +156,7 @@ _te_input_length = _te_histogram("te_request_input_length", _TEI_LENGTHS)
 _TE_FAILURES = {
     "TooManyInputs": "batch_size",
     "EmptyInput": "validation",
+    "InvalidHeader": "validation",
     "InvalidField": "validation",
     "InvalidValue": "validation",
     "TooLong": "validation",
@@ -99,10 +168,18 @@ _TE_FAILURES = {
 }
 
 
+def _of(metric: M, *labels: str) -> M:
+    """`metric.labels(*labels)`, which costs several times what counting does, remembered for hot paths."""
+    child = _children.get((metric, *labels))
+    if child is None:
+        child = _children[metric, *labels] = metric.labels(*labels)
+    return cast("M", child)
+
+
 def request_finished(route: str, status: int, seconds: float) -> None:
     """Count one answered HTTP request; `route` is a template from the route table, never a path."""
-    _requests.labels(route, str(status)).inc()
-    _request_seconds.labels(route).observe(seconds)
+    _of(_requests, route, str(status)).inc()
+    _of(_request_seconds, route).observe(seconds)
 
 
 def error_raised(kind: str) -> None:
@@ -114,7 +191,7 @@ def error_raised(kind: str) -> None:
 
 def job_started(num_inputs: int) -> None:
     """Count one job of `num_inputs` inputs as begun and in flight."""
-    _te_count.labels(_method(num_inputs)).inc()
+    _of(_te_count, _method(num_inputs)).inc()
     _te_queue_size.inc(num_inputs)
 
 
@@ -129,8 +206,8 @@ def job_succeeded(num_inputs: int, usage: Usage, timings: PhaseTimings) -> None:
     _inputs.inc(num_inputs)
     _truncated.inc(usage.num_truncated)
     for phase in ("tokenize", "queue", "inference", "total"):
-        _phase_seconds.labels(phase).observe(getattr(timings, phase))
-    _te_success.labels(_method(num_inputs)).inc()
+        _of(_phase_seconds, phase).observe(getattr(timings, phase))
+    _of(_te_success, _method(num_inputs)).inc()
     _te_duration.observe(timings.total)
     _te_tokenization.observe(timings.tokenize)
     _te_queue.observe(timings.queue)
@@ -138,14 +215,45 @@ def job_succeeded(num_inputs: int, usage: Usage, timings: PhaseTimings) -> None:
     _te_input_length.observe(usage.num_tokens / max(1, num_inputs))
 
 
+def phase_ended(phase: str, seconds: float) -> None:
+    """Note how long one phase of a request took: parse, wire or encode; `job_succeeded` notes the others."""
+    _of(_phase_seconds, phase).observe(seconds)
+
+
+def requests_in_flight(change: int) -> None:
+    """Add `change` to the HTTP requests that are being answered."""
+    _in_flight.inc(change)
+
+
+def connections_open(change: int) -> None:
+    """Add `change` to the open HTTP connections."""
+    _connections.inc(change)
+
+
+def connection_ended(reason: str) -> None:
+    """Count one connection that was ended, or refused, for one of a few reasons."""
+    _ended_connections.labels(reason).inc()
+
+
+def queue_changed(lane: str, tokens: int) -> None:
+    """Set the tokens of the admitted requests in `lane`."""
+    _of(_queue_tokens, lane).set(tokens)
+
+
+def request_refused(lane: str, bound: str, retry_after: float) -> None:
+    """Count one request refused for `bound`, and the seconds after which it was told to come back."""
+    _refusals.labels(lane, bound).inc()
+    _retry_after.observe(retry_after)
+
+
 def chunk_sent() -> None:
     """Count one chunk on its way to a replica."""
     _chunks.inc()
 
 
-def chunk_retried() -> None:
-    """Count one chunk that is tried a second time."""
-    _retries.inc()
+def chunk_retried(reason: str) -> None:
+    """Count one chunk that is tried a second time; `reason` is the error's class."""
+    _retries.labels(reason).inc()
 
 
 def non_finite_rows(count: int) -> None:
@@ -155,12 +263,39 @@ def non_finite_rows(count: int) -> None:
 
 def replica_outstanding(replica: str, tokens: int) -> None:
     """Set the tokens that `replica` owes."""
-    _outstanding.labels(replica).set(tokens)
+    _of(_outstanding, replica).set(tokens)
 
 
-def replica_ready(replica: str, ready: bool) -> None:
-    """Set whether `replica` serves."""
-    _ready.labels(replica).set(ready)
+def replica_state(replica: str, state: str) -> None:
+    """Set where `replica` stands: one of the states of `ReplicaState`."""
+    if (before := _states.get(replica)) is not None:
+        _state.labels(replica, before).set(0)
+    _states[replica] = state
+    _state.labels(replica, state).set(1)
+    _ready.labels(replica).set(state == "ready")
+
+
+def replica_ejected(reason: str) -> None:
+    """Count one replica that is taken out of rotation because of how it behaves."""
+    _ejections.labels(reason).inc()
+
+
+def replica_recovered() -> None:
+    """Count one replica that is back in rotation."""
+    _recoveries.inc()
+
+
+def replica_gone(replica: str) -> None:
+    """Forget a replica that left, so that addresses that come and go leave no series behind."""
+    state = _states.pop(replica, None)
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # there the library cannot remove, only zero
+        _ready.labels(replica).set(0)
+        if state is not None:
+            _state.labels(replica, state).set(0)
+        return
+    for gauge in (_ready, _outstanding):
+        gauge.remove_by_labels({"replica": replica})
+    _state.remove_by_labels({"replica": replica})
 
 
 def exposition() -> bytes:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ivy_gateway import chunking, faults, metrics, scoring, vectors
+from ivy_gateway import chunking, faults, metrics, request_context, scoring, tracing, vectors
+from ivy_gateway.admission import Admission, AdmissionLimits, Ticket
 from ivy_gateway.config import GatewayConfig
 from ivy_gateway.errors import DeadlineExceeded, InferenceFailed, InvalidValue, TooManyInputs, UnsupportedTask
 from ivy_gateway.foreign_vocabulary import ForeignVocabulary
@@ -25,11 +27,13 @@ from ivy_gateway.jobs import (
     Chunk,
     ClassifyJob,
     ClassifyResult,
+    Conversation,
     DecodeJob,
     DocumentsJob,
     EmbeddingResult,
     EmbedJob,
     EncodedInput,
+    Lane,
     NestedResult,
     Output,
     PhaseTimings,
@@ -44,9 +48,10 @@ from ivy_gateway.jobs import (
 from ivy_gateway.model_profile import ModelProfile
 from ivy_gateway.replica import ChunkRows
 from ivy_gateway.replicas import ReplicaPool
-from ivy_gateway.templates import apply_prompt
+from ivy_gateway.templates import JobInput, apply_prompt
 from ivy_gateway.tokenizer import TextTokenizer, num_characters
 from protos.codec import MAX_ROW_BYTES
+from protos.stamps import stamp
 from protos.tulip.v1 import inference_pb2 as pb
 
 # A request is spread over idle replicas while each part keeps at least this many tokens: below that, a second
@@ -81,7 +86,10 @@ class Pipeline:
         self.profile = profile
         self.pool = pool
         self.foreign_vocabulary = foreign_vocabulary
+        self.admission = Admission(AdmissionLimits.of(config), _now)
         self._tokenizer = tokenizer
+        self._space_of: pb.DescribeReply | None = None  # the description that `_space` was made of
+        self._space = ""
 
     @property
     def embeds(self) -> bool:
@@ -96,6 +104,11 @@ class Pipeline:
         Raises `Unavailable` before the first replica is ready.
         """
         served = self.pool.description
+        if served is not self._space_of:
+            self._space_of, self._space = served, self._hashed_space(served)
+        return self._space
+
+    def _hashed_space(self, served: pb.DescribeReply) -> str:
         prompts: list[Any] = [sorted(self.profile.prompts.items()), self.profile.default_prompt_name]
         if served.task == pb.TASK_SCORE and self._tokenizer.reranker is not None:
             prompts.append([piece.ids for piece in self._tokenizer.default_pair.pieces])
@@ -119,11 +132,10 @@ class Pipeline:
         """
         if not self.embeds:
             raise UnsupportedTask("Model is not an embedding model: it scores pairs (/score, /rerank)")
-        with _counted(len(job.inputs)):
-            async with _until(job.deadline):
-                results = await self._embed(job, outputs)
+        async with self._accepted(job.num_inputs, _said(job), job.deadline) as ticket:
+            results = await self._embed(job, outputs, ticket)
         any_result = next(iter(results.values()))
-        metrics.job_succeeded(len(job.inputs), any_result.usage, any_result.timings)
+        metrics.job_succeeded(job.num_inputs, any_result.usage, any_result.timings)
         return results
 
     async def embed_documents(self, job: DocumentsJob) -> NestedResult:
@@ -133,9 +145,10 @@ class Pipeline:
         """
         if self.profile.separator is None or not self.embeds:
             raise UnsupportedTask("model is not a contextual embedding model: it embeds texts one by one")
-        with _counted(len(job.documents)):
-            async with _until(job.deadline):
-                result = await self._embed_documents(job)
+        async with self._accepted(
+            len(job.documents), itertools.chain(*job.documents), job.deadline
+        ) as ticket:
+            result = await self._embed_documents(job, ticket)
         metrics.job_succeeded(len(job.documents), result.usage, result.timings)
         return result
 
@@ -147,10 +160,9 @@ class Pipeline:
         """
         if pb.OUTPUT_TOKENS not in self.pool.description.outputs:
             raise UnsupportedTask("Model is not an embedding model: it has no vectors of tokens")
-        with _counted(len(job.inputs)):
-            async with _until(job.deadline):
-                result = await self._embed_tokens(job)
-        metrics.job_succeeded(len(job.inputs), result.usage, result.timings)
+        async with self._accepted(job.num_inputs, _said(job), job.deadline) as ticket:
+            result = await self._embed_tokens(job, ticket)
+        metrics.job_succeeded(job.num_inputs, result.usage, result.timings)
         return result
 
     async def score(self, job: ScoreJob) -> ScoreResult:
@@ -161,9 +173,9 @@ class Pipeline:
         """
         num_inputs = len(job.pairs) + len(job.joined)
         embeds = self.embeds
-        with _counted(num_inputs):
-            async with _until(job.deadline):
-                result = await (self._score_by_cosine(job) if embeds else self._score_pairs(job))
+        async with self._accepted(num_inputs, (*job.pairs, *job.joined), job.deadline) as ticket:
+            score = self._score_by_cosine if embeds else self._score_pairs
+            result = await score(job, ticket)
         metrics.job_succeeded(num_inputs, result.usage, result.timings)
         return result
 
@@ -174,16 +186,17 @@ class Pipeline:
         """
         if self.embeds:
             raise UnsupportedTask("model is not a classifier model: it embeds texts")
-        with _counted(len(job.inputs)):
-            async with _until(job.deadline):
-                result = await self._classify(job)
-        metrics.job_succeeded(len(job.inputs), result.usage, result.timings)
+        async with self._accepted(job.num_inputs, _said(job), job.deadline) as ticket:
+            result = await self._classify(job, ticket)
+        metrics.job_succeeded(job.num_inputs, result.usage, result.timings)
         return result
 
     async def tokenize(self, job: TokenizeJob) -> list[TokenizedText]:
         """The tokens of each text behind its prompt; no server is asked. Raises what the tokenizer raises."""
         prompts = apply_prompt(job.texts, self.profile, job.prompt_name)
         async with _until(job.deadline):
+            if job.conversation is not None:
+                return [await self._tokenizer.tokenize_chat(job.conversation, job.input_field)]
             return await self._tokenizer.tokenize(
                 prompts, job.input_field, add_special_tokens=job.add_special_tokens
             )
@@ -195,7 +208,9 @@ class Pipeline:
                 job.sequences, job.input_field, skip_special_tokens=job.skip_special_tokens
             )
 
-    async def _embed(self, job: EmbedJob, outputs: Sequence[Output]) -> dict[Output, EmbeddingResult]:
+    async def _embed(
+        self, job: EmbedJob, outputs: Sequence[Output], ticket: Ticket
+    ) -> dict[Output, EmbeddingResult]:
         served = self.pool.description
         if job.dimensions is not None:
             self.profile.dimensions.check(job.dimensions, served.dimensions, job.dimensions_field)
@@ -203,11 +218,12 @@ class Pipeline:
         quantized = pb.OUTPUT_INT8 in served.outputs
         wired = vectors.wire_outputs(jobs, served.dimensions, quantized=quantized)
         began = _now()
-        self.pool.check_admission()
         encoded = await self._encode_texts(job)
         tokenized = _now()
-        rows = {wire: await self._compute(encoded, job.deadline, wire) for wire in dict.fromkeys(wired)}
-        usage, timings = _usage(encoded, job.inputs), _timings(began, tokenized, *rows.values())
+        rows = {
+            wire: await self._compute(encoded, job.deadline, ticket, wire) for wire in dict.fromkeys(wired)
+        }
+        usage, timings = _usage(encoded, ticket), _timings(began, tokenized, *rows.values())
         finished = (
             vectors.finish(rows[wire].rows, wanted, already_normalized=served.normalized)
             for wanted, wire in zip(jobs, wired, strict=True)
@@ -217,37 +233,37 @@ class Pipeline:
             for output, vectors_ND in zip(outputs, finished, strict=True)
         }
 
-    async def _embed_documents(self, job: DocumentsJob) -> NestedResult:
+    async def _embed_documents(self, job: DocumentsJob, ticket: Ticket) -> NestedResult:
         served = self.pool.description
         if job.dimensions is not None:
             self.profile.dimensions.check(job.dimensions, served.dimensions, job.dimensions_field)
         quantized = pb.OUTPUT_INT8 in served.outputs
         output = vectors.wire_output(job, served.dimensions, quantized=quantized)
         began = _now()
-        self.pool.check_admission()
         encoded = await self._tokenizer.encode_documents(
             job.documents, served.max_length or None, job.input_field
         )
         tokenized = _now()
-        rows = await self._compute(encoded, job.deadline, output)
+        rows = await self._compute(encoded, job.deadline, ticket, output)
         finished = vectors.finish(rows.rows, job, already_normalized=served.normalized)
-        usage = _usage(encoded, [text for chunks in job.documents for text in chunks])
+        usage = _usage(encoded, ticket)
         return NestedResult(finished, _counts(encoded, output), usage, _timings(began, tokenized, rows))
 
-    async def _embed_tokens(self, job: EmbedJob) -> NestedResult:
+    async def _embed_tokens(self, job: EmbedJob, ticket: Ticket) -> NestedResult:
         width = self.pool.description.hidden_size
         vectors.wire_output(job, width, quantized=False)  # refuses what hidden states cannot be
         began = _now()
-        self.pool.check_admission()
         encoded = await self._encode_texts(job)
         _check_fits_reply(encoded, width, job.input_field)
         tokenized = _now()
-        rows = await self._compute(encoded, job.deadline, Output.TOKENS)
+        rows = await self._compute(encoded, job.deadline, ticket, Output.TOKENS)
         finished = vectors.finish(rows.rows, job, already_normalized=False)
-        counts, usage = _counts(encoded, Output.TOKENS), _usage(encoded, job.inputs)
+        counts, usage = _counts(encoded, Output.TOKENS), _usage(encoded, ticket)
         return NestedResult(finished, counts, usage, _timings(began, tokenized, rows))
 
     async def _encode_texts(self, job: EmbedJob) -> list[EncodedInput]:
+        if job.conversation is not None:
+            return [await self._encode_chat(job.conversation, job.truncation, job.input_field)]
         return await self._tokenizer.encode(
             apply_prompt(job.inputs, self.profile, job.prompt_name),
             self._within_limit(job.truncation),
@@ -256,29 +272,33 @@ class Pipeline:
             add_special_tokens=job.add_special_tokens,
         )
 
-    async def _score_pairs(self, job: ScoreJob) -> ScoreResult:
+    async def _encode_chat(self, chat: Conversation, truncation: Truncation, field: str) -> EncodedInput:
+        return await self._tokenizer.encode_chat(
+            chat, self._within_limit(truncation), self.config.auto_truncate, field
+        )
+
+    async def _score_pairs(self, job: ScoreJob, ticket: Ticket) -> ScoreResult:
         if (num_labels := self.pool.description.dimensions) != 1:
             raise UnsupportedTask(f"model is not a re-ranker model: it has {num_labels} labels")
         began = _now()
-        self.pool.check_admission()
         encoded = await self._encode_pairs(job)
         tokenized = _now()
-        rows = await self._compute(encoded, job.deadline)
+        rows = await self._compute(encoded, job.deadline, ticket)
         logits = rows.rows[:, 0].astype(np.float32)
         scores = logits if job.raw_scores else scoring.activate(logits, self.profile.score_activation)
-        texts = [text for pair in job.pairs for text in pair] + list(job.joined)
-        return ScoreResult(scores, logits, _usage(encoded, texts), _timings(began, tokenized, rows))
+        return ScoreResult(scores, logits, _usage(encoded, ticket), _timings(began, tokenized, rows))
 
-    async def _classify(self, job: ClassifyJob) -> ClassifyResult:
+    async def _classify(self, job: ClassifyJob, ticket: Ticket) -> ClassifyResult:
         began = _now()
-        self.pool.check_admission()
-        encoded = await self._encode_texts_and_pairs(job)
+        if job.conversation is None:
+            encoded = await self._encode_texts_and_pairs(job)
+        else:
+            encoded = [await self._encode_chat(job.conversation, job.truncation, job.input_field)]
         tokenized = _now()
-        rows = await self._compute(encoded, job.deadline)
+        rows = await self._compute(encoded, job.deadline, ticket)
         logits = rows.rows.astype(np.float32)
         scores = logits if job.raw_scores else scoring.activate(logits, self.profile.score_activation)
-        texts = [text for item in job.inputs for text in (item if isinstance(item, tuple) else (item,))]
-        return ClassifyResult(scores, logits, _usage(encoded, texts), _timings(began, tokenized, rows))
+        return ClassifyResult(scores, logits, _usage(encoded, ticket), _timings(began, tokenized, rows))
 
     async def _encode_texts_and_pairs(self, job: ClassifyJob) -> list[EncodedInput]:
         truncation, default = self._within_limit(job.truncation), self.config.auto_truncate
@@ -311,12 +331,11 @@ class Pipeline:
             job.max_tokens_per_document,
         )
 
-    async def _score_by_cosine(self, job: ScoreJob) -> ScoreResult:
+    async def _score_by_cosine(self, job: ScoreJob, ticket: Ticket) -> ScoreResult:
         if job.joined or any(isinstance(text, TokenIds) for pair in job.pairs for text in pair):
             raise UnsupportedTask("token ids to score need a cross-encoder; this model embeds texts")
         _refuse_instruction(job.instruction, "is not supported with this model, which embeds texts")
         began = _now()
-        self.pool.check_admission()
         left, right = ([pair[side] for pair in job.pairs] for side in (0, 1))
         limits = (job.max_tokens_per_query, job.max_tokens_per_document)
         (encoded_left, places_left), (encoded_right, places_right) = [
@@ -327,11 +346,11 @@ class Pipeline:
         ]
         encoded = [replace(item, index=i) for i, item in enumerate(encoded_left + encoded_right)]
         tokenized = _now()
-        rows = await self._compute(encoded, job.deadline)
+        rows = await self._compute(encoded, job.deadline, ticket)
         left_ND = rows.rows[places_left]
         right_ND = rows.rows[len(encoded_left) + places_right]
         scores = scoring.cosine(left_ND, right_ND)
-        return ScoreResult(scores, scores, _usage(encoded, [*left, *right]), _timings(began, tokenized, rows))
+        return ScoreResult(scores, scores, _usage(encoded, ticket), _timings(began, tokenized, rows))
 
     async def _encode_distinct(
         self, texts: Sequence[str | TokenIds], truncation: Truncation, prompt_name: str | None, field: str
@@ -352,16 +371,17 @@ class Pipeline:
         return replace(truncation, enabled=True, max_tokens=min(limit, truncation.max_tokens or limit))
 
     async def _compute(
-        self, encoded: Sequence[EncodedInput], deadline: float, output: Output = Output.OWN
+        self, encoded: Sequence[EncodedInput], deadline: float, ticket: Ticket, output: Output = Output.OWN
     ) -> _Rows:
         """Split, scatter over the replicas, gather in order. Raises `InferenceFailed` for non-finite rows."""
+        stamp("gateway.tokenized")
         cost = sum(item.num_tokens for item in encoded)
+        ticket.correct(cost)
         parts = min(self.pool.num_ready, cost // MIN_PART_TOKENS)
-        with self.pool.admitted(cost):
-            chunks = chunking.split(
-                encoded, self.config.max_chunk_tokens, self.config.max_chunk_inputs, max(1, parts), output
-            )
-            answers = await self._scatter(chunks, deadline)
+        limits = (self.config.max_chunk_tokens, self.config.max_chunk_inputs)
+        chunks = chunking.split(encoded, *limits, max(1, parts), output, ticket.lane)
+        answers = await self._scatter(chunks, deadline)
+        stamp("gateway.gathered")
         rows = chunking.merge([answer.rows for answer in answers], chunks)
         faults.point("post")
         _check_finite(rows, encoded, output)
@@ -370,13 +390,47 @@ class Pipeline:
 
     async def _scatter(self, chunks: Sequence[Chunk], deadline: float) -> list[ChunkRows]:
         if len(chunks) == 1:
-            return [await self.pool.infer(chunks[0], deadline)]
+            return [await self._infer(chunks[0], deadline)]
+        window = asyncio.Semaphore(self._window(chunks))
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.pool.infer(chunk, deadline)) for chunk in chunks]
+                tasks = [group.create_task(self._infer_in_turn(chunk, deadline, window)) for chunk in chunks]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
+
+    def _window(self, chunks: Sequence[Chunk]) -> int:
+        """How many of one request's chunks servers have at a time: a large request must not fill them."""
+        if chunks[0].lane is Lane.INTERACTIVE:
+            return len(chunks)
+        return self.config.bulk_window * max(1, self.pool.num_ready)
+
+    async def _infer_in_turn(self, chunk: Chunk, deadline: float, window: asyncio.Semaphore) -> ChunkRows:
+        async with window:
+            return await self._infer(chunk, deadline)
+
+    async def _infer(self, chunk: Chunk, deadline: float) -> ChunkRows:
+        with tracing.chunk_span(chunk.num_tokens, len(chunk.inputs)):
+            rows = await self.pool.infer(chunk, deadline)
+        self.admission.done(chunk.num_tokens)
+        return rows
+
+    @contextlib.asynccontextmanager
+    async def _accepted(
+        self, num_inputs: int, said: Iterable[JobInput], deadline: float
+    ) -> AsyncIterator[Ticket]:
+        """Count a job, from before its texts are tokenized, and leave the block at its deadline.
+
+        Raises `Overloaded` where there is too much work already, and `DeadlineExceeded`.
+        """
+        stamp("gateway.job")
+        asked = request_context.current().lane
+        with (
+            _counted(num_inputs),
+            self.admission.admitted(asked, num_inputs, num_characters(said)) as ticket,
+        ):
+            async with _until(deadline):
+                yield ticket
 
     def _within_limit(self, truncation: Truncation) -> Truncation:
         """Tighten `truncation` where the servers accept less than the model's own files allow."""
@@ -416,15 +470,21 @@ def _check_finite(rows_RD: NDArray[Any], encoded: Sequence[EncodedInput], output
         raise InferenceFailed(f"the model gave values that are not finite for input {shown}")
 
 
-def _usage(encoded: Sequence[EncodedInput], inputs: Sequence[str | TokenIds]) -> Usage:
+def _said(job: EmbedJob | ClassifyJob) -> Sequence[JobInput]:
+    """What a job's characters are counted in."""
+    return job.inputs if job.conversation is None else job.conversation.texts
+
+
+def _usage(encoded: Sequence[EncodedInput], ticket: Ticket) -> Usage:
     return Usage(
         num_tokens=sum(item.num_tokens for item in encoded),
-        num_characters=num_characters(inputs),
+        num_characters=ticket.num_characters,
         num_truncated=sum(item.truncated for item in encoded),
     )
 
 
 def _timings(began: float, tokenized: float, *passes: _Rows) -> PhaseTimings:
+    tracing.tokenized(began, tokenized)
     queue, inference = sum(rows.queue for rows in passes), sum(rows.inference for rows in passes)
     return PhaseTimings(tokenized - began, queue, inference, _now() - began)
 

@@ -1,6 +1,7 @@
-"""One replica: a long-lived stream to one server, the chunks in flight on it, reconnection, what it serves.
+"""One replica: a long-lived stream to one server, the chunks in flight on it, how it fares, what it serves.
 
-Knows nothing of its peers, of HTTP or of texts: chunks of ids go out, rows come back.
+Whether it makes progress is told by its heartbeats and their absence. Knows nothing of its peers, of HTTP or
+of texts: chunks of ids go out, rows come back.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,8 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from ivy_gateway import metrics
+from ivy_gateway import metrics, request_context, tracing
+from ivy_gateway.ejection import FailureRecord
 from ivy_gateway.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -27,8 +30,9 @@ from ivy_gateway.errors import (
     Overloaded,
     Unavailable,
 )
-from ivy_gateway.jobs import Chunk, Output
+from ivy_gateway.jobs import Chunk, Lane, Output
 from protos.codec import CHANNEL_OPTIONS, CodecError, decode_tensor, encode_tensor
+from protos.stamps import stamp
 from protos.tulip.v1 import inference_pb2 as pb
 from protos.tulip.v1 import inference_pb2_grpc
 
@@ -36,10 +40,11 @@ logger = logging.getLogger(__name__)
 
 DESCRIBE_SECONDS = 5.0  # a replica that cannot say what it serves within this is not ready
 FIRST_BACKOFF_SECONDS = 0.1
-LAST_BACKOFF_SECONDS = 2.0
-# A replica that owes rows and has answered nothing at all for this long is stuck, not busy: the longest batch
-# takes a fraction of it on the slowest device we measured.
-STALL_SECONDS = 25.0
+LAST_BACKOFF_SECONDS = 1.0
+# Servers send a heartbeat at least twice a second for as long as they run at all.
+SILENCE_SECONDS = 1.5
+RECONNECT_SECONDS = 10.0
+BULK_SHARE = 0.5  # of a server's queue: the rest is kept for interactive chunks
 # Pings only while a stream is open (it always is): a peer that vanished without a word is noticed in 20 s.
 _OPTIONS: tuple[tuple[str, int], ...] = (
     *CHANNEL_OPTIONS,
@@ -68,15 +73,34 @@ _OUTPUTS = {
     Output.TOKENS: pb.OUTPUT_TOKENS,
 }
 
+_LANES = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BULK: pb.LANE_BULK}
+
 Rows = NDArray[Any]
 
 
 class ReplicaState(enum.Enum):
-    """Where a replica stands: only `READY` ones get work."""
+    """Where a replica stands: `READY` ones get work, and `EJECTED` ones where nobody else is left."""
 
     CONNECTING = "connecting"
     READY = "ready"
+    EJECTED = "ejected"  # it answers, but mostly with failures
+    STALLED = "stalled"  # its stream is silent
+    WEDGED = "wedged"  # it says itself that nothing moves
+    DRAINING = "draining"  # finishes what it has
+    LEAVING = "leaving"  # its address is gone; finishes what it has
     REFUSED = "refused"
+
+
+_AT_FAULT = frozenset({ReplicaState.EJECTED, ReplicaState.STALLED, ReplicaState.WEDGED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """How a replica is connected to and when it counts as stopped. `credentials` `None`: in the clear."""
+
+    credentials: grpc.ChannelCredentials | None = None
+    silence_seconds: float = SILENCE_SECONDS  # without any message: out of rotation
+    reconnect_seconds: float = RECONNECT_SECONDS  # without any message: the stream is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,51 +131,100 @@ class Replica:
     """One long-lived stream to one server, and the futures of the chunks in flight on it.
 
     `check` raises `ReplicaRefused` for a description that this gateway cannot use; `on_change` is called
-    whenever the state changes.
+    whenever the state changes. `host` is whom its certificate must name, where that is not the address.
     """
 
     def __init__(
-        self, address: str, check: Callable[[pb.DescribeReply], None], on_change: Callable[[], None]
+        self,
+        address: str,
+        check: Callable[[pb.DescribeReply], None],
+        on_change: Callable[[], None],
+        settings: LinkSettings | None = None,
+        host: str = "",
     ) -> None:
         self.address = address
-        self.state = ReplicaState.CONNECTING
         self.reason = "not connected yet"
         self.description: pb.DescribeReply | None = None
+        self.accepted = False  # its description was checked, and the connection still stands
+        self.failures = FailureRecord(_now)
         self._check = check
         self._on_change = on_change
-        self._outstanding_tokens = 0
+        self._settings = settings or LinkSettings()
+        self._host = host
+        self._stream_state = ReplicaState.CONNECTING
+        self._published: ReplicaState | None = None
+        self._leaving = False
+        self._outstanding = dict.fromkeys(Lane, 0)
         self._pending: dict[int, asyncio.Future[pb.InferReply]] = {}
         self._outbox: asyncio.Queue[pb.StreamRequest] = asyncio.Queue()
         self._next_id = 1
-        self._silent_since = 0.0  # the last reply, or the moment work arrived after idleness
+        self._backoff = FIRST_BACKOFF_SECONDS
+        self._silence = 0.0  # seconds without a message, of those in which this process ran
+        self._stream: asyncio.Timeout | None = None  # around the open stream
+
+    @property
+    def state(self) -> ReplicaState:
+        """Where it stands now."""
+        if self._leaving:
+            return ReplicaState.LEAVING
+        if self._stream_state is ReplicaState.READY and self.failures.ejected:
+            return ReplicaState.EJECTED
+        return self._stream_state
 
     @property
     def outstanding_tokens(self) -> int:
         """Tokens leased to this replica and not yet given back."""
-        return self._outstanding_tokens
+        return sum(self._outstanding.values())
 
     @property
     def status(self) -> ReplicaStatus:
         """A snapshot for `/info`."""
-        return ReplicaStatus(
-            self.address, self.state, self.reason, self._outstanding_tokens, self.description
-        )
-
-    @property
-    def stuck(self) -> bool:
-        """Whether it owes rows and has been silent for `STALL_SECONDS`. Busy is not stuck."""
-        return bool(self._pending) and _now() - self._silent_since > STALL_SECONDS
+        reason = "too many failures in a row" if self.state is ReplicaState.EJECTED else self.reason
+        return ReplicaStatus(self.address, self.state, reason, self.outstanding_tokens, self.description)
 
     def has_room(self, cost: int) -> bool:
-        """Whether `cost` more tokens fit the server's own queue; an idle replica takes anything."""
-        assert self.description is not None
-        limit = self.description.max_waiting_tokens
-        return not (limit and self._outstanding_tokens) or self._outstanding_tokens + cost <= limit
+        """Whether `cost` more tokens fit the server's own queue; an idle replica takes anything.
 
-    def charge(self, cost: int) -> None:
+        One on probation takes one chunk.
+        """
+        assert self.description is not None
+        limit, outstanding = self.description.max_waiting_tokens, self.outstanding_tokens
+        if not outstanding:
+            return True
+        return not self.failures.on_probation and (not limit or outstanding + cost <= limit)
+
+    def has_bulk_room(self, cost: int) -> bool:
+        """Whether `cost` more tokens fit the part of the server's queue that bulk chunks may take."""
+        assert self.description is not None
+        limit, outstanding = BULK_SHARE * self.description.max_waiting_tokens, self._outstanding[Lane.BULK]
+        return not (limit and outstanding) or outstanding + cost <= limit
+
+    def charge(self, cost: int, lane: Lane) -> None:
         """Add `cost` (negative: give back) to the outstanding tokens."""
-        self._outstanding_tokens += cost
-        metrics.replica_outstanding(self.address, self._outstanding_tokens)
+        self._outstanding[lane] += cost
+        metrics.replica_outstanding(self.address, self.outstanding_tokens)
+
+    def leave(self) -> None:
+        """Take no new chunks; those in flight are finished."""
+        self._leaving = True
+        self._publish()
+
+    def stay(self) -> None:
+        """Take back `leave`."""
+        self._leaving = False
+        self._publish()
+
+    def tick(self, seconds: float) -> None:
+        """Let `seconds` without a message pass, if there was none; what silence means is decided here."""
+        self._silence += seconds
+        if self._stream is not None and self._silence > self._settings.silence_seconds:
+            reason = f"no message for {self._settings.silence_seconds:g} s"
+            if self._stream_state not in (ReplicaState.STALLED, ReplicaState.CONNECTING):
+                self._change_state(ReplicaState.STALLED, reason)
+                self._abandon(reason)
+            if self._silence > self._settings.reconnect_seconds and not self._stream.expired():
+                self._stream.reschedule(_now())
+        self._publish()
 
     async def infer(self, chunk: Chunk, deadline: float) -> ChunkRows:
         """Send one chunk and wait for its rows until `deadline` on the loop's clock.
@@ -159,10 +232,13 @@ class Replica:
         Raises the error that the server's failure maps to, `Unavailable` when the stream is lost, and
         `DeadlineExceeded`. Leaving early, for whatever reason, tells the server to drop the chunk.
         """
+        began = _now()
         correlation_id, reply = self._send(chunk, deadline)
         try:
             async with asyncio.timeout_at(deadline):
-                return _decode(await reply, chunk)
+                rows = _decode(await reply, chunk, self._row_width(chunk.output))
+            metrics.phase_ended("wire", max(0.0, _now() - began - rows.queue - rows.inference))
+            return rows
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the rows were there") from None
         except _FailedChunk as failed:
@@ -171,31 +247,47 @@ class Replica:
             if self._pending.pop(correlation_id, None) is not None and not _answered(reply):
                 self._outbox.put_nowait(pb.StreamRequest(correlation_id=correlation_id, cancel=pb.Cancel()))
 
+    def _row_width(self, output: Output) -> int:
+        """Values in a row of `output`; 0: the server has not said."""
+        assert self.description is not None
+        match output:
+            case Output.TOKENS:
+                return self.description.hidden_size
+            case Output.BITS:
+                return -(-self.description.dimensions // 8)
+            case _:
+                return self.description.dimensions
+
     def _send(self, chunk: Chunk, deadline: float) -> tuple[int, asyncio.Future[pb.InferReply]]:
-        if self.state is not ReplicaState.READY:
+        if self._stream_state is not ReplicaState.READY:
             raise Unavailable(f"the server at {self.address} was lost")
         assert self.description is not None
         correlation_id, self._next_id = self._next_id, self._next_id + 1
         request = _encode(chunk, deadline, with_segments=self.description.num_segments > 1)
-        if not self._pending:
-            self._silent_since = _now()
         reply = self._pending[correlation_id] = asyncio.get_running_loop().create_future()
         self._outbox.put_nowait(pb.StreamRequest(correlation_id=correlation_id, infer=request))
+        stamp("gateway.sent")
         metrics.chunk_sent()
         return correlation_id, reply
 
     async def run(self) -> None:
         """Connect, serve, and connect again after a loss, until cancelled."""
-        backoff = FIRST_BACKOFF_SECONDS
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
-            while True:
-                with self._lost_when_left():
+        while True:
+            with self._lost_when_left():
+                # A channel for each attempt: nothing of a connection that died without a word is kept.
+                async with self._channel() as channel:
+                    stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
                     await self._connect(stub)
-                    backoff = FIRST_BACKOFF_SECONDS
                     await self._exchange(stub)
-                await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+            # Spread, so that many gateways do not come back in step.
+            await asyncio.sleep(self._backoff * random.uniform(0.5, 1.0))  # noqa: S311
+            self._backoff = min(2 * self._backoff, LAST_BACKOFF_SECONDS)
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._settings.credentials is None:
+            return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+        named = (("grpc.ssl_target_name_override", self._host),) if self._host else ()
+        return grpc.aio.secure_channel(self.address, self._settings.credentials, options=(*_OPTIONS, *named))
 
     @contextlib.contextmanager
     def _lost_when_left(self) -> Iterator[None]:
@@ -212,24 +304,34 @@ class Replica:
             raise
         except asyncio.InvalidStateError:  # how grpc.aio says that the call ended under a write
             reason = "the stream broke"
+        except TimeoutError:
+            reason = f"no message for {self._settings.reconnect_seconds:g} s"
         finally:
+            self.accepted = False
             self._change_state(state, reason)
             self._fail_pending(reason)
 
     async def _connect(self, stub: inference_pb2_grpc.InferenceAsyncStub) -> None:
         self.description = await stub.Describe(pb.DescribeRequest(), timeout=DESCRIBE_SECONDS)
         self._check(self.description)
+        self.accepted = True
         self._outbox = asyncio.Queue()
+        self.failures.clear()
 
     async def _exchange(self, stub: inference_pb2_grpc.InferenceAsyncStub) -> None:
-        """Carry requests out and replies in until the stream ends."""
+        """Carry requests out and replies in until the stream ends; the first heartbeat makes it ready.
+
+        Raises `TimeoutError` when `tick` gives the stream up.
+        """
         call = stub.InferStream()
         writer = asyncio.create_task(self._write(call))
+        self._silence = 0.0
         try:
-            self._change_state(ReplicaState.READY, "")
-            async for reply in call:
-                self._deliver(reply)
+            async with asyncio.timeout(None) as self._stream:
+                async for reply in call:
+                    self._deliver(reply)
         finally:
+            self._stream = None
             call.cancel()
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
@@ -240,22 +342,62 @@ class Replica:
             await call.write(await self._outbox.get())
 
     def _deliver(self, reply: pb.StreamReply) -> None:
-        self._silent_since = _now()
+        self._silence = 0.0
+        body = reply.WhichOneof("body")
+        if body == "heartbeat":
+            self._hear(reply.heartbeat)
+            return
         future = self._pending.get(reply.correlation_id)
         if future is None or future.done():  # cancelled meanwhile
             return
-        if reply.WhichOneof("body") == "reply":
+        if body == "reply":
+            stamp("gateway.reply")
             future.set_result(reply.reply)
         else:
             future.set_exception(_FailedChunk(reply.failure))
 
+    def _hear(self, heartbeat: pb.Heartbeat) -> None:
+        """Believe what the server says of itself."""
+        if heartbeat.wedged:
+            reason = "its oldest step never ends"
+            if self._stream_state is not ReplicaState.WEDGED:
+                logger.debug("oldest step of %s: %.1f s", self.address, heartbeat.oldest_step_us / 1e6)
+                self._change_state(ReplicaState.WEDGED, reason)
+                self._abandon(reason)
+        elif heartbeat.draining:
+            self._change_state(ReplicaState.DRAINING, "it is being stopped")
+        else:
+            self._backoff = FIRST_BACKOFF_SECONDS
+            self._change_state(ReplicaState.READY, "")
+
     def _change_state(self, state: ReplicaState, reason: str) -> None:
-        changed = (state, reason) != (self.state, self.reason)
-        self.state, self.reason = state, reason
-        metrics.replica_ready(self.address, state is ReplicaState.READY)
-        if changed:
-            logger.info("replica %s: %s%s", self.address, state.value, reason and f" ({reason})")
-            self._on_change()
+        if (state, reason) != (self._stream_state, self.reason):
+            self._stream_state, self.reason = state, reason
+            self._publish()
+
+    def _publish(self) -> None:
+        """Tell everybody, if the state is another one than last time."""
+        state, before = self.state, self._published
+        if state is before:
+            return
+        self._published = state
+        metrics.replica_state(self.address, state.value)
+        if state in _AT_FAULT and before not in _AT_FAULT:
+            metrics.replica_ejected(state.value)
+        if state is ReplicaState.READY and before in _AT_FAULT:
+            metrics.replica_recovered()
+        reason = self.status.reason
+        level = logging.WARNING if state in _AT_FAULT else logging.INFO
+        logger.log(level, "replica %s: %s%s", self.address, state.value, reason and f" ({reason})")
+        self._on_change()
+
+    def _abandon(self, reason: str) -> None:
+        """Let every chunk in flight be tried elsewhere, and tell the server, should it ever read on."""
+        for correlation_id, future in self._pending.items():
+            if not future.done():
+                cancel = pb.StreamRequest(correlation_id=correlation_id, cancel=pb.Cancel())
+                self._outbox.put_nowait(cancel)
+        self._fail_pending(reason)
 
     def _fail_pending(self, reason: str) -> None:
         failure = pb.Failure(
@@ -282,6 +424,9 @@ def _encode(chunk: Chunk, deadline: float, *, with_segments: bool) -> pb.InferRe
         lengths=encode_tensor(np.array([item.num_tokens for item in inputs], np.int32)),
         timeout_us=max(1, int(1e6 * (deadline - _now()))),
         output=_OUTPUTS[chunk.output],
+        lane=_LANES[chunk.lane],
+        request_id=request_context.current().request_id,
+        traceparent=tracing.traceparent(),
     )
     if with_segments and any(item.segment_ids is not None for item in inputs):
         segments = [np.zeros_like(i.token_ids) if i.segment_ids is None else i.segment_ids for i in inputs]
@@ -293,13 +438,16 @@ def _encode(chunk: Chunk, deadline: float, *, with_segments: bool) -> pb.InferRe
     return request
 
 
-def _decode(reply: pb.InferReply, chunk: Chunk) -> ChunkRows:
+def _decode(reply: pb.InferReply, chunk: Chunk, width: int) -> ChunkRows:
+    """The rows, if they are as many and as wide as they must be. Raises `InferenceFailed`."""
     try:
         rows = decode_tensor(reply.rows, "rows", ndim=2)
     except CodecError as error:
         raise InferenceFailed(f"the server's reply is not usable: {error}") from error
     if len(rows) != chunk.num_rows:
         raise InferenceFailed(f"the server answered {len(rows)} rows where {chunk.num_rows} were expected")
+    if width and rows.shape[1] != width:
+        raise InferenceFailed(f"the server answered {rows.shape[1]} values a row instead of {width}")
     return ChunkRows(rows, reply.timings.queue_us / 1e6, reply.timings.compute_us / 1e6)
 
 

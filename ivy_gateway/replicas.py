@@ -1,4 +1,4 @@
-"""The pool of replicas: least outstanding tokens, leases, admission, one retry elsewhere.
+"""The pool of replicas: who belongs to it, least outstanding tokens, leases, one retry elsewhere.
 
 Costs are counted in tokens. Knows nothing of how a replica is spoken to.
 """
@@ -6,29 +6,79 @@ Costs are counted in tokens. Knows nothing of how a replica is spoken to.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ivy_gateway import metrics
-from ivy_gateway.errors import DeadlineExceeded, InferenceFailed, Overloaded, StartupError, Unavailable
-from ivy_gateway.jobs import Chunk
-from ivy_gateway.replica import ChunkRows, Replica, ReplicaRefused, ReplicaState, ReplicaStatus
+from ivy_gateway.config import GatewayConfig
+from ivy_gateway.credentials import replica_credentials
+from ivy_gateway.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    IvyError,
+    Overloaded,
+    StartupError,
+    Unavailable,
+)
+from ivy_gateway.jobs import Chunk, Lane
+from ivy_gateway.lanes import LaneQueue
+from ivy_gateway.replica import (
+    ChunkRows,
+    LinkSettings,
+    Replica,
+    ReplicaRefused,
+    ReplicaState,
+    ReplicaStatus,
+)
+from ivy_gateway.resolver import Resolver
 from protos.tulip.v1 import inference_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-_WORTH_A_RETRY = (Unavailable, InferenceFailed)
+TICK_SECONDS = 0.1
+# The part of a tick's lateness that counts as a server's silence: the rest is this process's own.
+_MAX_TICK_SECONDS = 1.5 * TICK_SECONDS
 
 
-@dataclass(slots=True)
+# Whose weights a newcomer must have: those that serve, or are about to.
+_PEERS = frozenset({ReplicaState.READY, ReplicaState.EJECTED, ReplicaState.CONNECTING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """How a pool behaves; all times in seconds."""
+
+    resolve_seconds: float = 5.0  # between two lookups of DNS names
+    patience_seconds: float = 5.0  # how long work waits after the last replica went
+    bulk_patience_seconds: float = 0.5  # how long a bulk chunk steps back
+    link: LinkSettings = field(default_factory=LinkSettings)
+
+    @classmethod
+    def of(cls, config: GatewayConfig) -> PoolSettings:
+        """Those that `config` asks for. Raises `StartupError` for certificates that cannot be used."""
+        return cls(
+            resolve_seconds=config.resolve_seconds,
+            patience_seconds=config.replica_patience_seconds,
+            bulk_patience_seconds=config.bulk_patience_seconds,
+            link=LinkSettings(
+                credentials=replica_credentials(config),
+                silence_seconds=config.replica_silence_seconds,
+                reconnect_seconds=config.replica_reconnect_seconds,
+            ),
+        )
+
+
+@dataclass(slots=True, eq=False)
 class _Waiter:
-    """A chunk that waits, in order of arrival, for a replica with room."""
+    """A chunk that waits, in order of arrival in its lane, for a replica with room."""
 
     cost: int
+    lane: Lane
     avoid: Replica | None
+    arrival: float
     granted: asyncio.Future[Replica] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -37,35 +87,47 @@ class _Waiter:
 class ReplicaPool:
     """All replicas of one model, seen from one gateway worker.
 
-    `tokenizer_hash` is the gateway's own: a replica with another one is refused. `max_waiting_tokens`
-    bounds the tokens of all admitted requests (0 = no bound).
+    `names` are addresses, or DNS names that stand for those found there while the pool runs.
+    `tokenizer_hash` is the gateway's own: a replica with another one is refused.
     """
 
-    def __init__(self, addresses: Sequence[str], tokenizer_hash: str, max_waiting_tokens: int) -> None:
+    def __init__(
+        self, names: Sequence[str], tokenizer_hash: str, settings: PoolSettings | None = None
+    ) -> None:
+        if not names:
+            raise StartupError("no replicas given: name at least one inference server")
         self._tokenizer_hash = tokenizer_hash
-        self._max_waiting_tokens = max_waiting_tokens
-        self._admitted_tokens = 0
-        self._waiting: collections.deque[_Waiter] = collections.deque()
-        self._replicas = [Replica(address, self._check, self._grant) for address in addresses]
+        self._settings = settings or PoolSettings()
+        self._resolver = Resolver(names)
+        self._waiting: LaneQueue[_Waiter] = LaneQueue(self._settings.bulk_patience_seconds)
+        self._replicas: dict[str, Replica] = {}
+        self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._last_description: pb.DescribeReply | None = None
         self._first_ready = asyncio.Event()
-        if not addresses:
-            raise StartupError("no replicas given: name at least one inference server")
+        self._lost_one = asyncio.Event()
+        self._last_rotation = -math.inf  # when somebody could last take work
+        for address, host in self._resolver.known().items():
+            self._add(address, host)
 
     @property
     def outstanding_tokens(self) -> int:
         """Tokens leased to all replicas together."""
-        return sum(replica.outstanding_tokens for replica in self._replicas)
+        return sum(replica.outstanding_tokens for replica in self._replicas.values())
 
     @property
     def num_ready(self) -> int:
         """Replicas that can take work now."""
-        return len(self._ready())
+        return len(self._rotation())
+
+    @property
+    def num_waiting(self) -> int:
+        """Chunks that wait for a replica with room."""
+        return len(self._waiting)
 
     @property
     def healthy(self) -> bool:
-        """Whether at least one replica is ready and not stuck."""
-        return any(not replica.stuck for replica in self._ready())
+        """Whether at least one replica makes progress, or could."""
+        return bool(self._rotation())
 
     @property
     def description(self) -> pb.DescribeReply:
@@ -75,16 +137,21 @@ class ReplicaPool:
         return self._last_description
 
     def statuses(self) -> list[ReplicaStatus]:
-        """Every replica's state, in the order of the configuration."""
-        return [replica.status for replica in self._replicas]
+        """Every replica's state, in the order in which they came."""
+        return [replica.status for replica in self._replicas.values()]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep all streams up for as long as the block lasts."""
-        tasks = [asyncio.create_task(replica.run(), name=replica.address) for replica in self._replicas]
+        for replica in self._replicas.values():
+            self._start(replica)
+        keepers = [asyncio.create_task(self._watch())]
+        if self._resolver.changes:
+            keepers.append(asyncio.create_task(self._follow_names()))
         try:
             yield
         finally:
+            tasks = [*keepers, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -93,57 +160,57 @@ class ReplicaPool:
         """Wait until some replica has been ready once."""
         await self._first_ready.wait()
 
-    def check_admission(self) -> None:
-        """Raise `Overloaded` when the requests admitted so far already fill the queue."""
-        if 0 < self._max_waiting_tokens <= self._admitted_tokens:
-            raise Overloaded("Model is overloaded")
-
-    @contextlib.contextmanager
-    def admitted(self, cost: int) -> Iterator[None]:
-        """Count a whole request of `cost` tokens for as long as the block lasts.
-
-        A request is refused for what is already there, never for its own size: the bound is overshot by at
-        most one request, and a large one never starves.
-        """
-        self.check_admission()
-        self._admitted_tokens += cost
-        try:
-            yield
-        finally:
-            self._admitted_tokens -= cost
-
     async def infer(self, chunk: Chunk, deadline: float) -> ChunkRows:
-        """Rows for `chunk` from the least loaded replica, with one retry, elsewhere where possible."""
-        failed: list[Replica] = []
-        try:
-            return await self._infer_once(chunk, deadline, failed)
-        except _WORTH_A_RETRY as error:
-            if not failed:  # there was nobody to ask
-                raise
-            logger.warning("retrying a chunk of %d tokens: %s", chunk.num_tokens, error.message)
-        metrics.chunk_retried()
-        return await self._infer_once(chunk, deadline, failed)
+        """Rows for `chunk` from the least loaded replica, with one retry, elsewhere where possible.
 
-    async def _infer_once(self, chunk: Chunk, deadline: float, failed: list[Replica]) -> ChunkRows:
-        async with self.lease(chunk.num_tokens, deadline, failed[0] if failed else None) as replica:
-            failed.append(replica)
-            return await replica.infer(chunk, deadline)
+        Rows follow from the ids alone, so that a chunk may always be computed again; it is, where that may
+        help: after a lost stream, a refusal, or a failed step that a neighbour may have been the reason for.
+        """
+        tried: list[Replica] = []
+        try:
+            return await self._infer_once(chunk, deadline, tried)
+        except (Unavailable, InferenceFailed, Overloaded) as error:
+            if not tried or not self._may_help(error, tried[0]):
+                raise
+            answered = tried[0].state is ReplicaState.READY and not isinstance(error, Overloaded)
+            logger.warning("retrying a chunk of %d tokens: %s", chunk.num_tokens, error.message)
+            metrics.chunk_retried(type(error).__name__)
+        rows = await self._infer_once(chunk, deadline, tried)
+        # The chunk was good, so the replica was not: a poisoned one fails everywhere and puts nobody out.
+        if answered and tried[0] is not tried[-1]:
+            tried[0].failures.failed()
+        return rows
+
+    def _may_help(self, error: IvyError, failed: Replica) -> bool:
+        """Whether a second attempt may end better: on a full server's own queue it would not."""
+        return not isinstance(error, Overloaded) or any(r is not failed for r in self._rotation())
+
+    async def _infer_once(self, chunk: Chunk, deadline: float, tried: list[Replica]) -> ChunkRows:
+        avoid = tried[0] if tried else None
+        async with self.lease(chunk.num_tokens, deadline, avoid, chunk.lane) as replica:
+            tried.append(replica)
+            rows = await replica.infer(chunk, deadline)
+            replica.failures.succeeded()
+            return rows
 
     @contextlib.asynccontextmanager
-    async def lease(self, cost: int, deadline: float, avoid: Replica | None = None) -> AsyncIterator[Replica]:
+    async def lease(
+        self, cost: int, deadline: float, avoid: Replica | None = None, lane: Lane = Lane.INTERACTIVE
+    ) -> AsyncIterator[Replica]:
         """A replica with room for `cost` tokens, charged for as long as the block lasts.
 
-        Waits in order of arrival while every ready replica is full. `avoid` is taken only when it is the
-        last one. Raises `Unavailable` when none is ready and `DeadlineExceeded` when none had room in time.
+        Waits in line while every replica is full, and for a while when the last one has just gone. `avoid` is
+        taken only when it is the last one. Raises `Unavailable` when there is nobody to wait for and
+        `DeadlineExceeded` when nobody had room in time.
         """
-        replica = await self._acquire(_Waiter(cost, avoid), deadline)
+        replica = await self._acquire(_Waiter(cost, lane, avoid, _now()), deadline)
         try:
             yield replica
         finally:
-            self._release(replica, cost)
+            self._release(replica, cost, lane)
 
     async def _acquire(self, waiter: _Waiter, deadline: float) -> Replica:
-        self._waiting.append(waiter)
+        self._waiting.push(waiter)
         self._grant()
         try:
             async with asyncio.timeout_at(deadline):
@@ -159,50 +226,128 @@ class ReplicaPool:
         """The waiter is gone; a lease that was granted in the same moment goes back."""
         granted = waiter.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
-            self._release(granted.result(), waiter.cost)
-        elif waiter in self._waiting:
-            self._waiting.remove(waiter)
+            self._release(granted.result(), waiter.cost, waiter.lane)
+        elif self._waiting.discard(waiter):
             self._grant()
 
-    def _release(self, replica: Replica, cost: int) -> None:
-        replica.charge(-cost)
+    def _release(self, replica: Replica, cost: int, lane: Lane) -> None:
+        replica.charge(-cost, lane)
         self._grant()
 
     def _grant(self) -> None:
-        """Hand free room to the waiting chunks, first come first served."""
-        ready = self._ready()
-        if ready:
+        """Hand free room to the waiting chunks; fail them when nobody has been there for too long."""
+        rotation, now = self._rotation(), _now()
+        if rotation:
             self._first_ready.set()
-        while self._waiting and not (ready and self._replica_for(self._waiting[0], ready) is None):
-            waiter = self._waiting.popleft()
-            if waiter.granted.done():
-                continue
-            replica = self._replica_for(waiter, ready)
+            self._last_rotation = now
+        elif now - self._last_rotation < self._settings.patience_seconds:
+            return
+        while self._waiting and self._grant_one(rotation):
+            pass
+
+    def _grant_one(self, rotation: list[Replica]) -> bool:
+        """Let the next chunk go, if it can; whether one went."""
+        for waiter in self._waiting.heads():
+            if not rotation:
+                self._waiting.discard(waiter)
+                if not waiter.granted.done():
+                    failure = Unavailable("no inference server is ready", retry_after=2.0)
+                    waiter.granted.set_exception(failure)
+                return True
+            if waiter.lane is Lane.BULK and not any(r.has_bulk_room(waiter.cost) for r in rotation):
+                continue  # held back by its own lane only: nobody else waits for that
+            replica = _replica_for(waiter, rotation)
             if replica is None:
-                waiter.granted.set_exception(Unavailable("no inference server is ready", retry_after=2.0))
-            else:
-                replica.charge(waiter.cost)
+                return False
+            self._waiting.discard(waiter)
+            if not waiter.granted.done():
+                replica.charge(waiter.cost, waiter.lane)
                 waiter.granted.set_result(replica)
+            return True
+        return False
 
-    @staticmethod
-    def _replica_for(waiter: _Waiter, ready: list[Replica]) -> Replica | None:
-        """The least loaded replica with room; stuck ones, and the one to avoid, only as a last resort."""
-        candidates = [r for r in ready if r is not waiter.avoid and not r.stuck] or ready
-        with_room = [replica for replica in candidates if replica.has_room(waiter.cost)]
-        return min(with_room, key=lambda replica: replica.outstanding_tokens, default=None)
+    def _rotation(self) -> list[Replica]:
+        """Who may get work: the ready ones, else those that were put out for their failures."""
+        replicas = self._replicas.values()
+        ready = [replica for replica in replicas if replica.state is ReplicaState.READY]
+        return ready or [replica for replica in replicas if replica.state is ReplicaState.EJECTED]
 
-    def _ready(self) -> list[Replica]:
-        return [replica for replica in self._replicas if replica.state is ReplicaState.READY]
+    def _changed(self) -> None:
+        """A replica's state is another one."""
+        if any(replica.state is ReplicaState.CONNECTING for replica in self._replicas.values()):
+            self._lost_one.set()
+        self._grant()
+
+    async def _watch(self) -> None:
+        """Let time pass for the replicas: only as much as this loop was turning, whatever the clock says."""
+        last = _now()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            seconds, last = min(_now() - last, _MAX_TICK_SECONDS), _now()
+            for replica in list(self._replicas.values()):
+                replica.tick(seconds)
+            await self._retire()
+            self._grant()
+
+    async def _follow_names(self) -> None:
+        """Look the DNS names up again and again, at once when a replica is lost."""
+        while True:
+            self._lost_one.clear()
+            self._update(await self._resolver.resolve())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.resolve_seconds):
+                    await self._lost_one.wait()
+            await asyncio.sleep(TICK_SECONDS)  # not faster than this, whatever is lost
+
+    def _update(self, addresses: Mapping[str, str]) -> None:
+        """Take in new addresses, and let those that vanished leave."""
+        for address, replica in self._replicas.items():
+            if (address in addresses) == (replica.state is ReplicaState.LEAVING):
+                replica.stay() if address in addresses else replica.leave()
+        for address in addresses.keys() - self._replicas.keys():
+            logger.info("replica %s joins", address)
+            self._start(self._add(address, addresses[address]))
+
+    def _add(self, address: str, host: str) -> Replica:
+        replica = Replica(address, self._check, self._changed, self._settings.link, host)
+        self._replicas[address] = replica
+        return replica
+
+    def _start(self, replica: Replica) -> None:
+        self._tasks[replica] = asyncio.create_task(replica.run(), name=replica.address)
+
+    async def _retire(self) -> None:
+        """End those that leave and owe nothing any more."""
+        for address, replica in list(self._replicas.items()):
+            if replica.state is ReplicaState.LEAVING and not replica.outstanding_tokens:
+                del self._replicas[address]
+                task = self._tasks.pop(replica)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                metrics.replica_gone(address)
 
     def _check(self, description: pb.DescribeReply) -> None:
         """Refuse a replica whose ids mean something else, or whose vectors would differ from its peers'."""
         if description.tokenizer_hash != self._tokenizer_hash:
             theirs, ours = description.tokenizer_hash, self._tokenizer_hash
             raise ReplicaRefused(f"its tokenizer is {theirs or 'unknown'}, the gateway's is {ours}")
-        ready = self._ready()
-        peer = ready[0].description if ready else None
-        if peer is not None and description.weights_hash != peer.weights_hash:
-            raise ReplicaRefused(
-                f"its weights are {description.weights_hash}, those of {ready[0].address} {peer.weights_hash}"
-            )
+        for peer in self._replicas.values():
+            weights = peer.description.weights_hash if peer.description is not None else None
+            if peer.accepted and peer.state in _PEERS and weights != description.weights_hash:
+                raise ReplicaRefused(
+                    f"its weights are {description.weights_hash}, those of {peer.address} {weights}"
+                )
         self._last_description = description
+
+
+def _replica_for(waiter: _Waiter, rotation: list[Replica]) -> Replica | None:
+    """The least loaded replica with room; the one to avoid only as a last resort."""
+    candidates = [replica for replica in rotation if replica is not waiter.avoid] or rotation
+    with_room = [replica for replica in candidates if replica.has_room(waiter.cost)]
+    if waiter.lane is Lane.BULK:
+        with_room = [replica for replica in with_room if replica.has_bulk_room(waiter.cost)]
+    return min(with_room, key=lambda replica: replica.outstanding_tokens, default=None)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

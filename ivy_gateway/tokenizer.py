@@ -10,10 +10,12 @@ import asyncio
 import hashlib
 import itertools
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,8 +24,18 @@ import orjson
 from tokenizers import Tokenizer
 
 from ivy_gateway import faults
+from ivy_gateway.chat_template import ChatTemplate, RenderedChat
+from ivy_gateway.chat_tokens import ChatTokens
 from ivy_gateway.errors import InvalidValue, StartupError
-from ivy_gateway.jobs import EncodedInput, Int32Array, TokenIds, TokenizedText, Truncation
+from ivy_gateway.framing import can_frame, encode_documents, encode_texts
+from ivy_gateway.jobs import (
+    Conversation,
+    EncodedInput,
+    Int32Array,
+    TokenIds,
+    TokenizedText,
+    Truncation,
+)
 from ivy_gateway.model_profile import uses_segments
 from ivy_gateway.reranker_template import RerankerTemplate
 from ivy_gateway.special_tokens import Json, Template, Templates, control_tokens, literal_form
@@ -39,15 +51,30 @@ from ivy_gateway.truncation import (
     fit_text,
     join,
 )
+from ivy_gateway.unigram.encoder import FastEncoder, NoEncoder, NotUnicode, fast_encoder
 from protos.fingerprint import tokenizer_hash
 
-# Up to here one call takes about 60 us (BERT and XLM-R files, one core), as much as a hop to a thread and
-# back (55 us on uvloop, 70 us on asyncio): encode at once.
-_INLINE_CHARACTERS = 256
+logger = logging.getLogger(__name__)
+
 _INLINE_PROMPTS = 8
-# A thread's part: below, hops cost more than a second thread saves; above (about 6 ms), others wait too long.
-_MIN_PART_CHARACTERS = 2048
-_MAX_PART_CHARACTERS = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """Sizes in characters, for what encodes.
+
+    Up to `inline_characters` one call takes about 60 us (BERT and XLM-R files, one core), as much as a hop to
+    a thread and back (55 us on uvloop, 70 us on asyncio): encode at once. Of a thread's part: below
+    `min_part` hops cost more than a second thread saves; above `max_part` (about 6 ms) others wait too long.
+    """
+
+    inline_characters: int
+    min_part: int
+    max_part: int
+
+
+_LIBRARY = _Speed(256, 2048, 32768)
+_FAST = _Speed(2048, 16384, 262144)
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -78,7 +105,9 @@ class TextTokenizer:
         file: Path,
         separator: int | None = None,
         reranker: RerankerTemplate | None = None,
+        chat: ChatTemplate | None = None,
         instruction: str = "",
+        fast: FastEncoder | None = None,
     ) -> None:
         self.template = template
         self.reranker = reranker
@@ -88,9 +117,11 @@ class TextTokenizer:
         self.max_length = max_length
         self.special_counts = (template.single.num_special, template.pair.num_special)
         self._tokenizer = tokenizer
+        self._fast = fast
         self._workers = workers
         self._lower_case = lower_case
         self._separator = separator
+        self._chat = chat
         self._names = names
         self._file = file
         self._decoder: Future[Tokenizer] | None = None
@@ -129,8 +160,10 @@ class TextTokenizer:
             content = json.loads(path.read_bytes()) | {"truncation": None, "padding": None}
             form = literal_form(content) if literal else content
             template = Templates.read(content, uses_segments(folder))
+            tokenizer = _checked_tokenizer(form, content, template, literal=literal)
+            added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
             return cls(
-                _checked_tokenizer(form, content, template, literal=literal),
+                tokenizer,
                 template,
                 hash=tokenizer_hash(path),
                 text_hash=_text_hash(form, lower_case=lower_case),
@@ -138,11 +171,13 @@ class TextTokenizer:
                 max_length=max_length,
                 workers=workers,
                 lower_case=lower_case,
-                names={token["id"]: token["content"] for token in content.get("added_tokens") or ()},
+                names={number: spelling for spelling, number in added.items()},
                 file=path,
                 separator=None if separator is None else _special_id(content, separator),
                 reranker=None if reranker_form is None else _reranker_template(content, reranker_form),
+                chat=ChatTemplate.load(folder, added, literal=literal),
                 instruction=instruction,
+                fast=_fast_encoder(tokenizer, workers),
             )
         except StartupError:
             raise
@@ -175,7 +210,10 @@ class TextTokenizer:
         cut = self._cut(template, truncation, default_truncate, field)
 
         def encode_part(part: Sequence[Prompt]) -> list[EncodedInput]:
-            ids = self._token_ids([(f"{field}[{p.index}]", p.text) for p in part])
+            named = [(f"{field}[{p.index}]", p.text) for p in part]
+            if (fast := self._fast) is not None and can_frame(part):
+                return self._framed(named, lambda texts: encode_texts(fast, texts, part, template, cut))
+            ids = self._token_ids(named)
             unpooled = self._prompt_lengths({p.unpooled for p in part}, template)
             return [
                 fit_ready(p.index, p.text, around_ready, cut)
@@ -186,6 +224,32 @@ class TextTokenizer:
 
         inputs = await self._spread(encode_part, prompts, [_size(p.text) for p in prompts])
         return checked_lengths(inputs, cut, field)
+
+    async def encode_chat(
+        self, chat: Conversation, truncation: Truncation, default_truncate: bool, field: str
+    ) -> EncodedInput:
+        """Encode a conversation by the model's chat template, whose first and last tokens survive a cut.
+
+        Raises `InvalidValue` for a model without such a template and for what the template refuses, and as
+        `encode`.
+        """
+        tokens = await self._chat_tokens(chat, field)
+        single = self.template.single
+        template = tokens.around(single if chat.add_special_tokens else single.without_specials())
+        cut = self._cut(template, truncation, default_truncate, field)
+        (encoded,) = checked_lengths([fit_text(0, tokens.own, template, cut)], cut, field)
+        return encoded
+
+    async def tokenize_chat(self, chat: Conversation, field: str) -> TokenizedText:
+        """The tokens of a conversation, uncut; places are left out. Raises as `encode_chat`."""
+        chat_tokens = await self._chat_tokens(chat, field)
+        own = chat_tokens.listed(self._names)
+        if not chat.add_special_tokens:
+            return own
+        before, behind = (special_tokens(piece, self._names) for piece in self.template.single.pieces)
+        return TokenizedText(
+            (*before.tokens, *own.tokens, *behind.tokens), (*before.pieces, *own.pieces, *behind.pieces)
+        )
 
     async def encode_documents(
         self, documents: Sequence[Sequence[str]], max_tokens: int | None, field: str
@@ -241,7 +305,11 @@ class TextTokenizer:
         )
 
         def encode_part(part: Sequence[Prompt]) -> list[EncodedInput]:
-            ids = self._token_ids([(f"{fields[1]}[{p.index}]", p.second_text) for p in part])
+            named = [(f"{fields[1]}[{p.index}]", p.second_text) for p in part]
+            if (fast := self._fast) is not None and can_frame(part):
+                rest = (part, queries, template, cut, limits, fields[0])
+                return self._framed(named, lambda texts: encode_documents(fast, texts, *rest))
+            ids = self._token_ids(named)
             return [
                 fit_pair(p.index, queries[p.text], own, template, cut, limits, fields[0])
                 for p, own in zip(part, ids, strict=True)
@@ -293,11 +361,6 @@ class TextTokenizer:
         """Ids of one text with its special tokens, uncut."""
         (ids,) = self._token_ids([("text", text)])
         return join(self.template.single, ids).token_ids
-
-    def join_pair_ids(self, first: Int32Array, second: Int32Array) -> TokenIds:
-        """One sequence from two lists of ids without special tokens, uncut."""
-        template = self.template.pair
-        return join(template, first.tolist(), second.tolist())
 
     def check_ids(self, ready: TokenIds, param: str) -> None:
         """Raise `InvalidValue`, naming id and limit, unless every id is in the vocabulary."""
@@ -355,6 +418,24 @@ class TextTokenizer:
             for p, own in zip(firsts, ids, strict=True)
         }
 
+    async def _chat_tokens(self, chat: Conversation, field: str) -> ChatTokens:
+        template = self._chat
+        if template is None:
+            raise InvalidValue(
+                f"`{field}`: this model's files hold no chat template to make a text of a conversation", field
+            )
+
+        def encode_part(part: Sequence[Conversation]) -> list[ChatTokens]:
+            return [self._join_chat(template.render(each), field) for each in part]
+
+        (tokens,) = await self._spread(encode_part, [chat], [num_characters(chat.texts)])
+        return tokens
+
+    def _join_chat(self, rendered: RenderedChat, field: str) -> ChatTokens:
+        texts = [self._readable(piece, field) for piece in rendered.pieces if isinstance(piece, str)]
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return ChatTokens.join(rendered, encodings, self._names)
+
     def _prompt_lengths(self, prompts: set[str], template: Template) -> dict[str, int]:
         """Tokens of each prompt, those in front of it included: as sentence-transformers counts them.
 
@@ -369,16 +450,34 @@ class TextTokenizer:
         """Ids of texts, without special tokens; ready ids are checked and passed on. Names are for errors."""
         faults.point("tokenize")
         texts = [self._readable(text, param) for param, text in named if isinstance(text, str)]
-        # Unlike `encode`, the batch call lets go of the GIL; `fast` leaves out offsets, which nobody needs.
-        encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else ())
+        encoded = iter(self._encode_alone(texts) if texts else ())
         ids: list[list[int]] = []
         for param, text in named:
             if isinstance(text, TokenIds):
                 self.check_ids(text, param)
                 ids.append(text.token_ids.tolist())
             else:
-                ids.append(next(encodings).ids)
+                ids.append(next(encoded))
         return ids
+
+    def _encode_alone(self, texts: list[str]) -> list[list[int]]:
+        if self._fast is not None:
+            return self._fast.ids(texts)
+        # Unlike `encode`, the batch call lets go of the GIL; `fast` leaves out offsets, which nobody needs.
+        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _framed(
+        self, named: Sequence[tuple[str, Text]], encode: Callable[[list[str]], list[EncodedInput]]
+    ) -> list[EncodedInput]:
+        """`encode` of all texts, as they are read; names are for errors."""
+        faults.point("tokenize")
+        texts = [str(text).lower() if self._lower_case else str(text) for _, text in named]
+        try:
+            return encode(texts)
+        except NotUnicode as error:
+            param, text = named[error.index]
+            self._readable(str(text), param)
+            raise  # half a pair that only lower-casing made: this is a bug
 
     def _readable(self, text: str, param: str) -> str:
         """`text` as the library takes it. Raises `InvalidValue` for half of a surrogate pair."""
@@ -394,10 +493,13 @@ class TextTokenizer:
         self, work: Callable[[Sequence[S]], list[T]], items: Sequence[S], sizes: Sequence[int]
     ) -> list[T]:
         """`work` on all items: here and now when that is less than a hop, else evenly over the threads."""
-        if sum(sizes) <= _INLINE_CHARACTERS and len(items) <= _INLINE_PROMPTS:
+        speed = _LIBRARY if self._fast is None else _FAST
+        if sum(sizes) <= speed.inline_characters and len(items) <= _INLINE_PROMPTS:
             return work(items)
         loop = asyncio.get_running_loop()
-        parts = [items[start:end] for start, end in _even_parts(sizes, self._workers)]
+        # The fast encoder has threads of its own for what is one part here.
+        num_threads = self._workers if self._fast is None else 1
+        parts = [items[start:end] for start, end in _even_parts(sizes, num_threads, speed)]
         results: list[list[T]] = [[] for _ in parts]
         waiting = deque(enumerate(parts))
 
@@ -418,10 +520,10 @@ def _size(text: Text) -> int:
     return len(text) if isinstance(text, str) else len(text.token_ids)
 
 
-def _even_parts(sizes: Sequence[int], num_threads: int) -> list[tuple[int, int]]:
+def _even_parts(sizes: Sequence[int], num_threads: int, speed: _Speed) -> list[tuple[int, int]]:
     """Start and end of consecutive parts of about equal size: one per thread where that is worth its hop."""
     total = sum(sizes)
-    num_parts = max(1, min(num_threads, total // _MIN_PART_CHARACTERS), total // _MAX_PART_CHARACTERS)
+    num_parts = max(1, min(num_threads, total // speed.min_part), total // speed.max_part)
     wanted = [total * part / num_parts for part in range(1, num_parts)]
     bounds = np.searchsorted(np.cumsum(sizes), wanted, side="right").tolist()
     edges = [0, *bounds, len(sizes)]
@@ -469,6 +571,17 @@ def _checked_tokenizer(form: Json, content: Json, template: Templates, *, litera
     if literal:
         _check_literal(tokenizer, content)
     return tokenizer
+
+
+def _fast_encoder(tokenizer: Tokenizer, workers: int) -> FastEncoder | None:
+    """The gateway's own encoder where it gives the same ids; one line in the log says which encodes."""
+    try:
+        encoder = fast_encoder(tokenizer, num_threads=workers - 1)
+    except NoEncoder as reason:
+        logger.info("texts are encoded by the tokenizers library; the compiled encoder: %s", reason)
+        return None
+    logger.info("texts are encoded by the compiled encoder, which gives the library's ids")
+    return encoder
 
 
 def _check_template(tokenizer: Tokenizer, templates: Templates) -> None:

@@ -91,6 +91,20 @@ def fit_pair(
 
     Raises `TooLong`, naming `field`, when nothing is left and cutting is on.
     """
+    query, room = fit_query(index, first, template, cut, limits, field)
+    document = cut.to(room, Cut(True, limits.second, cut.side).to(limits.second, second))
+    sequence = join(template, query, document)
+    truncated = len(query) < len(first) or len(document) < len(second)
+    return EncodedInput(index, sequence.token_ids, sequence.segment_ids, truncated)
+
+
+def fit_query(
+    index: int, first: list[int], template: Template, cut: Cut, limits: PairLimits, field: str
+) -> tuple[list[int], int]:
+    """The first text of a pair, cut to its own limit, and the tokens it leaves to the second.
+
+    Raises `TooLong`, naming `field`, when nothing is left and cutting is on.
+    """
     query = _limited(first, Cut(True, limits.first, cut.side), template)
     room = cut.limit - template.num_special - len(query)
     if cut.enabled and room < 1:
@@ -99,10 +113,7 @@ def fit_pair(
             f" it leaves no room for the second text within {cut.limit} tokens",
             field,
         )
-    document = cut.to(room, Cut(True, limits.second, cut.side).to(limits.second, second))
-    sequence = join(template, query, document)
-    truncated = len(query) < len(first) or len(document) < len(second)
-    return EncodedInput(index, sequence.token_ids, sequence.segment_ids, truncated)
+    return query, room
 
 
 def _limited(first: list[int], cut: Cut, template: Template) -> list[int]:

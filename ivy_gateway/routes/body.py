@@ -6,6 +6,8 @@ Works on the raw bytes: no model validation stands between a request and its han
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from typing import NoReturn, TypeAlias
 
@@ -13,14 +15,23 @@ import orjson
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from ivy_gateway import metrics, request_context
 from ivy_gateway.errors import (
     BodyTooLarge,
     InvalidField,
+    InvalidHeader,
     InvalidValue,
     MalformedJson,
     UnsupportedMediaType,
 )
+from ivy_gateway.jobs import Lane
+from ivy_gateway.request_context import RequestContext
 from ivy_gateway.routes.render import ClientGone
+from protos.stamps import stamp
+
+logger = logging.getLogger(__name__)
+
+LANE_HEADER = "x-bouquet-lane"
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
@@ -136,13 +147,39 @@ def kind_of(value: JsonValue) -> str:
     return "null" if value is None else _KIND_NAMES.get(type(value), "something else")
 
 
-async def read_fields(request: Request, max_bytes: int) -> Fields:
-    """The JSON object in the body.
+async def read_fields(request: Request, max_bytes: int, *, for_servers: bool = True) -> Fields:
+    """The JSON object in the body; `for_servers`: that of a request which inference servers will answer.
 
-    Raises `UnsupportedMediaType`, `BodyTooLarge`, `MalformedJson`, `InvalidField`, and `ClientGone`.
+    Raises `UnsupportedMediaType`, `InvalidHeader`, `BodyTooLarge`, `MalformedJson`, `InvalidField`,
+    `ClientGone`, and, before the body is parsed, `Overloaded`.
     """
     _check_content_type(request.headers.get("content-type"))
-    return Fields(parse_object(await _read(request, max_bytes)))
+    _read_lane(request_context.current())
+    raw = await _read(request, max_bytes)
+    stamp("gateway.body")
+    if for_servers:
+        _refuse_early(request, len(raw))
+    began = time.perf_counter()
+    fields = Fields(parse_object(raw))
+    stamp("gateway.parsed")
+    metrics.phase_ended("parse", time.perf_counter() - began)
+    return fields
+
+
+def _read_lane(context: RequestContext) -> None:
+    if context.lane_header is None:
+        return
+    try:
+        context.lane = Lane(context.lane_header.decode("latin-1").strip().lower())
+    except ValueError:
+        lanes = " or ".join(lane.value for lane in Lane)
+        raise InvalidHeader(f"the header {LANE_HEADER} must be {lanes}") from None
+
+
+def _refuse_early(request: Request, num_bytes: int) -> None:
+    """Raise `Overloaded` where the request would be refused whatever the body says."""
+    admission = request.app.state.pipeline.admission
+    admission.check(admission.lane_of(request_context.current().lane, 0, admission.estimate(num_bytes, 0)))
 
 
 def parse_object(raw: bytes) -> dict[str, JsonValue]:
@@ -181,6 +218,9 @@ async def _read(request: Request, max_bytes: int) -> bytes:
         raise ClientGone from None
     if size > max_bytes:
         got = declared if declared.isdecimal() else f"at least {size}"
+        logger.warning(
+            "%s: refused a body of %s bytes: --max-body-bytes is %d", request.url.path, got, max_bytes
+        )
         raise BodyTooLarge(f"the body may hold {max_bytes} bytes, got {got}")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

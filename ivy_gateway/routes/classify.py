@@ -9,28 +9,95 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from ivy_gateway.errors import EmptyInput, InvalidField, InvalidValue
-from ivy_gateway.jobs import ClassifyJob, ClassifyResult
+from ivy_gateway.jobs import ClassifyJob, ClassifyResult, TokenIds
 from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.routes.body import Fields, JsonValue, read_fields, refuse
+from ivy_gateway.routes.conversation import read_conversation
 from ivy_gateway.routes.docs import documented
 from ivy_gateway.routes.handling import (
     check_model,
     deadline_for,
     hangup_cancels,
     json_response,
-    listing,
+    listing_of,
     pipeline_of,
     result_headers,
     timing_headers,
 )
 from ivy_gateway.routes.inputs import check_batch_size, read_inputs, read_truncation
-from ivy_gateway.routes.pairs import read_instruction, wants_logits
+from ivy_gateway.routes.pairs import INSTRUCTION_FIELDS, LOGIT_FIELDS, read_instruction, wants_logits
 from ivy_gateway.routes.render import OpenAiRoute, TeiRoute
+from ivy_gateway.routes.schema import (
+    CHAT_FIELDS,
+    COUNT,
+    MODEL,
+    TEXT,
+    TEXT_OBJECT,
+    TOKEN_IDS,
+    TRUNCATION_FIELDS,
+    TRUNCATION_SIDE,
+    Schema,
+    array,
+    body,
+    boolean,
+    either,
+    integer,
+    listing,
+    number,
+    record,
+    string,
+)
 
 router = APIRouter(route_class=TeiRoute, tags=["TEI"])
 vllm_router = APIRouter(route_class=OpenAiRoute, tags=["vLLM"])
 
 TextOrPair = str | tuple[str, str]
+
+_LABEL = record({"score": number(), "label": string()})
+_ITEM = array(TEXT, minItems=1, maxItems=2)
+PREDICT_FIELDS: dict[str, Schema] = {
+    "inputs": either(
+        TEXT,
+        _ITEM,
+        array(_ITEM, minItems=1),
+        says="a text; a pair of texts [a, b]; or a batch, each item in a list of its own: [[a], [b, c]]."
+        " A flat list of two texts is a pair, not a batch",
+    ),
+    "raw_scores": boolean("true: logits"),
+    "function_to_apply": string("none: logits; or the model's own function (the hub's word for raw_scores)"),
+    "top_k": integer("how many of the best labels to return; default: all", minimum=1),
+    **TRUNCATION_FIELDS,
+    "truncation_direction": TRUNCATION_SIDE,
+    **INSTRUCTION_FIELDS,
+}
+CLASSIFY_FIELDS: dict[str, Schema] = {
+    "input": either(
+        TEXT,
+        TOKEN_IDS,
+        array(either(TEXT, TEXT_OBJECT, TOKEN_IDS), minItems=1),
+        says="a text, a list of texts, or token ids of the model, flat or nested",
+    ),
+    **CHAT_FIELDS,
+    "add_special_tokens": boolean("default: true, which texts need; false with messages"),
+    "model": MODEL,
+    **LOGIT_FIELDS,
+    **TRUNCATION_FIELDS,
+    "truncation_side": TRUNCATION_SIDE,
+}
+
+
+_LABELLED = (array(_LABEL), array(array(_LABEL)))
+_CLASSIFIED = listing(
+    record(
+        {
+            "index": COUNT,
+            "label": string(),
+            "probs": array(number()),
+            "num_classes": integer(minimum=1),
+        }
+    )
+)
+REPLY_SCHEMAS = (*_LABELLED, _CLASSIFIED)
 
 
 @router.post(
@@ -38,19 +105,12 @@ TextOrPair = str | tuple[str, str]
     **documented(
         "Classify texts or pairs of texts",
         request={"inputs": [["I like it."], ["I like it.", "It is liked."]]},
+        takes=body(PREDICT_FIELDS, ("inputs",)),
         reply=[
             [{"score": 0.9, "label": "yes"}, {"score": 0.1, "label": "no"}],
             [{"score": 0.8, "label": "yes"}, {"score": 0.2, "label": "no"}],
         ],
-        fields={
-            "inputs": "a text; a pair of texts [a, b]; or a batch, each item in a list of its own:"
-            " [[a], [b, c]]. A flat list of two texts is a pair, not a batch",
-            "raw_scores": "true: logits; function_to_apply: none says the same",
-            "top_k": "how many of the best labels to return; default: all",
-            "truncate": "cut inputs over the model's limit; default: the server's setting",
-            "truncation_direction": "right (default) or left",
-            "instruction": "what a language model that judges pairs is told to look for",
-        },
+        answers=either(*_LABELLED),
     ),
 )
 async def predict(request: Request) -> Response:
@@ -85,21 +145,23 @@ async def answer(request: Request, fields: Fields, *, nested: bool = False) -> R
             "data": [{"index": 0, "label": "yes", "probs": [0.1, 0.9], "num_classes": 2}],
             "usage": {"prompt_tokens": 5, "total_tokens": 5},
         },
-        fields={
-            "input": "a text, a list of texts, or token ids of the model, flat or nested",
-            "model": "absent, or a served name",
-            "use_activation": "false: `probs` are logits; raw_scores: true says the same",
-            "truncate, truncate_prompt_tokens, truncation_side": "as on /v1/embeddings",
-        },
+        takes=body(CLASSIFY_FIELDS, ("input",), ("messages",)),
+        answers=_CLASSIFIED,
     ),
 )
 async def classify(request: Request) -> Response:
     """Scores of every label, in the model's own order, and the name of the best."""
     pipeline = pipeline_of(request)
-    job = to_vllm_job(await read_fields(request, pipeline.config.max_body_bytes), pipeline)
+    return await answer_vllm(request, await read_fields(request, pipeline.config.max_body_bytes))
+
+
+async def answer_vllm(request: Request, fields: Fields) -> Response:
+    """The reply to a body of `/classify`."""
+    pipeline = pipeline_of(request)
+    job = to_vllm_job(fields, pipeline)
     async with hangup_cancels(request):
         result = await pipeline.classify(job)
-    body = listing("classify", pipeline.config, _vllm_rows(result, pipeline), result.usage)
+    body = listing_of("classify", pipeline.config, _vllm_rows(result, pipeline), result.usage)
     return json_response(body, result_headers(pipeline, result.usage))
 
 
@@ -121,16 +183,19 @@ def to_vllm_job(fields: Fields, pipeline: Pipeline) -> ClassifyJob:
     """The neutral job for a body of `/classify`."""
     config = pipeline.config
     check_model(fields, config)
-    if "messages" in fields:
-        raise InvalidValue("`messages` are not supported: give texts as `input`", "messages")
-    if fields.boolean("add_special_tokens") is False:
-        raise InvalidValue("`add_special_tokens` must be true or absent", "add_special_tokens")
+    conversation = read_conversation(fields, "input")
+    inputs: tuple[str | TokenIds, ...] = ()
+    if conversation is None:
+        if fields.boolean("add_special_tokens") is False:
+            raise InvalidValue("`add_special_tokens` must be true or absent", "add_special_tokens")
+        inputs = read_inputs(fields.require("input"), "input", config.max_client_batch_size, objects=True)
     return ClassifyJob(
-        inputs=read_inputs(fields.require("input"), "input", config.max_client_batch_size, objects=True),
-        input_field="input",
+        inputs=inputs,
+        input_field="input" if conversation is None else "messages",
         deadline=deadline_for(config),
         truncation=read_truncation(fields, "truncation_side"),
         raw_scores=wants_logits(fields),
+        conversation=conversation,
     )
 
 

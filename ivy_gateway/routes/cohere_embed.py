@@ -24,6 +24,23 @@ from ivy_gateway.routes.handling import (
 )
 from ivy_gateway.routes.inputs import check_batch_size, read_inputs, read_prompt_name
 from ivy_gateway.routes.render import OpenAiRoute
+from ivy_gateway.routes.schema import (
+    COUNT,
+    DIMENSIONS,
+    MODEL,
+    PROMPT_NAME,
+    TEXT,
+    TEXT_PART,
+    VECTOR,
+    Schema,
+    array,
+    body,
+    choice,
+    either,
+    integer,
+    record,
+    string,
+)
 
 router = APIRouter(route_class=OpenAiRoute, tags=["Cohere"])
 
@@ -40,17 +57,50 @@ _TRUNCATIONS = {
     "START": Truncation(enabled=True, side="left"),
     "END": Truncation(enabled=True, side="right"),
 }
-_FIELDS = {
-    "texts": "list of strings; or `inputs`: list of {content: [{type: text, text: string}]}, whose texts are"
-    " joined by line ends",
-    "model": "absent, or a served name",
-    "input_type": "search_query or search_document: the model's own prompt for it, where it has one",
-    "embedding_types": "any of float (default), base64 (of little-endian float32), binary and ubinary (signs,"
-    " the first dimension in the most significant bit), int8 and uint8 (of models that quantise)",
-    "output_dimension": "shorten vectors, where the model allows it",
-    "truncate": "of inputs over the limit: NONE refuses, START and END cut; default: the server's setting",
-    "max_tokens": "a lower limit of tokens",
+FIELDS: dict[str, Schema] = {
+    "texts": array(TEXT, "list of strings", minItems=1),
+    "inputs": array(
+        body({"content": array(TEXT_PART, minItems=1)}, ("content",)),
+        "instead: list of {content: [{type: text, text: string}]}, whose texts are joined by line ends",
+        minItems=1,
+    ),
+    "images": array({}, "not supported: these models take texts"),
+    "model": MODEL,
+    "input_type": string("search_query or search_document: the model's own prompt for it, where it has one"),
+    "prompt_name": PROMPT_NAME,
+    "embedding_types": either(
+        choice("", *_ENCODINGS),
+        array(choice("", *_ENCODINGS), minItems=1),
+        says="any of float (default; absent on /v1/embed: plain lists), base64 (of little-endian float32),"
+        " binary and ubinary (signs, the first dimension in the most significant bit), int8 and uint8 (of"
+        " models that quantise)",
+    ),
+    "output_dimension": DIMENSIONS,
+    "truncate": choice(
+        "of inputs over the limit: NONE refuses, START and END cut; default: the server's setting",
+        *_TRUNCATIONS,
+    ),
+    "max_tokens": integer("a lower limit of tokens", minimum=1),
 }
+_BY_TYPE = record(
+    {},
+    optional={
+        name: array(string() if name == "base64" else VECTOR if name == "float" else array(integer()))
+        for name in _ENCODINGS
+    },
+)
+REPLY = record(
+    {
+        "id": string(),
+        "embeddings": either(array(VECTOR), _BY_TYPE),
+        "texts": array(string()),
+        "meta": record(
+            {"api_version": record({"version": string()}), "billed_units": record({"input_tokens": COUNT})}
+        ),
+        "response_type": choice("", "embeddings_floats", "embeddings_by_type"),
+    }
+)
+_NEEDED = (("texts",), ("inputs",))
 _REQUEST = {
     "input_type": "search_document",
     "texts": ["What is a ferry?", "A ship that carries people."],
@@ -67,7 +117,13 @@ _BY_TYPE_REPLY = {
 
 @router.post(
     "/v2/embed",
-    **documented("Embed texts, as Cohere does", request=_REQUEST, reply=_BY_TYPE_REPLY, fields=_FIELDS),
+    **documented(
+        "Embed texts, as Cohere does",
+        request=_REQUEST,
+        takes=body(FIELDS, *_NEEDED),
+        reply=_BY_TYPE_REPLY,
+        answers=REPLY,
+    ),
 )
 async def embed_v2(request: Request) -> Response:
     """Vectors of every type asked for, by type."""
@@ -80,7 +136,8 @@ async def embed_v2(request: Request) -> Response:
         "Embed texts, as Cohere's first version does",
         request={"texts": ["What is a ferry?"], "truncate": "END"},
         reply=_BY_TYPE_REPLY | {"embeddings": [[0.0123, -0.0456]], "response_type": "embeddings_floats"},
-        fields=_FIELDS | {"embedding_types": "as in /v2/embed; absent: plain floats"},
+        takes=body(FIELDS, *_NEEDED),
+        answers=REPLY,
     ),
 )
 async def embed_v1(request: Request) -> Response:

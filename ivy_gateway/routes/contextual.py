@@ -22,12 +22,26 @@ from ivy_gateway.routes.handling import (
     deadline_for,
     hangup_cancels,
     json_response,
-    listing,
+    listing_of,
     pipeline_of,
     result_headers,
 )
 from ivy_gateway.routes.inputs import check_batch_size
 from ivy_gateway.routes.render import OpenAiRoute
+from ivy_gateway.routes.schema import (
+    ENCODED,
+    MODEL,
+    TEXT,
+    USAGE,
+    Schema,
+    array,
+    body,
+    choice,
+    indexed,
+    integer,
+    record,
+    string,
+)
 
 router = APIRouter(route_class=OpenAiRoute, tags=["Perplexity", "Voyage"])
 
@@ -45,11 +59,35 @@ _VOYAGE_ENCODINGS = {
     "binary": encodings.BINARY,
     "ubinary": encodings.UBINARY,
 }
+_DOCUMENTS = array(array(TEXT, minItems=1), minItems=1)
+FIELDS: dict[str, Schema] = {
+    "input": _DOCUMENTS
+    | {
+        "description": "documents, each a list of its chunks' texts in order; a query is a document of one"
+        " chunk. Documents over the model's limit are refused, not cut"
+    },
+    "inputs": _DOCUMENTS | {"description": "the same, in Voyage's dialect"},
+    "model": MODEL,
+    "encoding_format": choice(
+        "with input: base64_int8 (default), base64_binary (signs, the first dimension in the least"
+        " significant bit) or float (codes as numbers); with inputs: base64 of the output_dtype's bytes;"
+        " default: numbers",
+        *_PERPLEXITY_ENCODINGS,
+        "base64",
+    ),
+    "dimensions": integer("with input: shorten vectors, where the model allows it", minimum=1),
+    "output_dimension": integer("with inputs: the same", minimum=1),
+    "output_dtype": choice("with inputs: float (default), int8, uint8, binary, ubinary", *_VOYAGE_ENCODINGS),
+    "input_type": choice("with inputs: a side, which these models do not tell apart", "query", "document"),
+}
 _DOCUMENTATION = documented(
     "Embed the chunks of documents, each in view of its whole document",
     request={"input": [["A ferry leaves at noon.", "It carries people."], ["What is a ferry?"]]},
+    takes=body(FIELDS, ("input",), ("inputs",)),
     reply={
+        "id": "ctxe-5d8c",
         "object": "list",
+        "created": 1790000000,
         "data": [
             {
                 "object": "list",
@@ -60,19 +98,16 @@ _DOCUMENTATION = documented(
         "model": "demo",
         "usage": {"prompt_tokens": 12, "total_tokens": 12},
     },
-    fields={
-        "input": "documents, each a list of its chunks' texts in order; a query is a document of one chunk."
-        " Documents over the model's limit are refused, not cut",
-        "inputs": "the same, in Voyage's dialect",
-        "model": "absent, or a served name",
-        "encoding_format": "with input: base64_int8 (default), base64_binary (signs, the first dimension in"
-        " the least significant bit) or float (codes as numbers); with inputs: base64 of the"
-        " output_dtype's bytes; default: numbers",
-        "dimensions": "with input: shorten vectors, where the model allows it",
-        "output_dimension": "with inputs: the same",
-        "output_dtype": "with inputs: float (default), int8, uint8, binary, ubinary",
-        "input_type": "with inputs: query or document, which these models do not tell apart",
-    },
+    answers=record(
+        {
+            "id": string(),
+            "object": choice("", "list"),
+            "created": integer(),
+            "model": string(),
+            "data": array(indexed("list", {"data": array(indexed("embedding", {"embedding": ENCODED}))})),
+            "usage": USAGE,
+        }
+    ),
 )
 
 
@@ -180,5 +215,5 @@ def from_result(result: NestedResult, encoding: Encoding, pipeline: Pipeline) ->
         }
         for i, values in enumerate(result.nest(encoding.write(result.vectors)))
     ]
-    body = listing("ctxe", pipeline.config, data, result.usage)
+    body = listing_of("ctxe", pipeline.config, data, result.usage)
     return json_response(body, result_headers(pipeline, result.usage))

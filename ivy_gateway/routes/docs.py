@@ -7,26 +7,52 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ivy_gateway.routes.schema import O_PROBLEM, T_PROBLEM, Schema, either
+
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
     "pre{background:#f4f4f4;padding:.7em;overflow-x:auto}td{padding:.1em .8em .1em 0;vertical-align:top}"
     "h2{border-top:1px solid #ccc;padding-top:.8em}code{white-space:nowrap}"
 )
+# For a route whose bodies decide which family of clients it answers.
+EITHER_PROBLEM = either(T_PROBLEM, O_PROBLEM)
 
 
-def documented(summary: str, request: object, reply: object, fields: Mapping[str, str]) -> dict[str, Any]:
-    """Keyword arguments for a route: its summary, its fields in words, an example of both sides."""
-    schema = {
-        "type": "object",
-        "properties": {name: {"description": text} for name, text in fields.items()},
-        "example": request,
-    }
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {
-        "summary": summary,
-        "openapi_extra": {"requestBody": body},
-        "responses": {200: {"content": {"application/json": {"example": reply}}}},
-    }
+def documented(
+    summary: str,
+    *,
+    request: object,
+    takes: Schema,
+    reply: object,
+    answers: Schema,
+    octets: bool = False,
+    problem: Schema | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments for a route with a body: both sides as schemas, and an example of each.
+
+    `octets`: it may answer bare bytes instead. `problem`: the errors' schema, where it is not the family's.
+    """
+    body = {"required": True, "content": {"application/json": {"schema": takes, "example": request}}}
+    more = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}} if octets else {}
+    arguments = answered(summary, answers, reply, problem=problem)
+    arguments["responses"][200]["content"] |= more
+    return arguments | {"openapi_extra": {"requestBody": body}}
+
+
+def answered(
+    summary: str, answers: Schema, reply: object = None, *, problem: Schema | None = None
+) -> dict[str, Any]:
+    """Keyword arguments for a route without a body."""
+    content: dict[str, Any] = {"schema": answers} | ({} if reply is None else {"example": reply})
+    responses: dict[int | str, Any] = {200: {"content": {"application/json": content}}}
+    if problem is not None:
+        responses["default"] = error_response(problem)
+    return {"summary": summary, "responses": responses}
+
+
+def error_response(problem: Schema) -> dict[str, Any]:
+    """How a route's errors are documented."""
+    return {"description": "An error", "content": {"application/json": {"schema": problem}}}
 
 
 def page(openapi: Mapping[str, Any]) -> str:
@@ -49,13 +75,13 @@ def _sections(openapi: Mapping[str, Any]) -> Iterator[str]:
 def _request(path: str, operation: Mapping[str, Any]) -> Iterator[str]:
     if "requestBody" not in operation:
         return
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    content = operation["requestBody"]["content"]["application/json"]
     rows = (
         f"<tr><td><code>{html.escape(name)}</code><td>{html.escape(field['description'])}"
-        for name, field in schema["properties"].items()
+        for name, field in content["schema"]["properties"].items()
     )
     yield f"<table>{''.join(rows)}</table>"
-    body = json.dumps(schema["example"])
+    body = json.dumps(content["example"])
     yield f"<pre>curl localhost:8080{html.escape(path)} -H 'content-type: application/json' \\\n"
     yield f"  -d '{html.escape(body)}'</pre>"
 

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from fastapi import Request, Response
 
+from ivy_gateway import metrics
 from ivy_gateway.config import GatewayConfig
 from ivy_gateway.errors import UnknownModel
 from ivy_gateway.jobs import PhaseTimings, Usage
@@ -88,7 +89,7 @@ def _milliseconds(seconds: float) -> str:
     return str(int(1000 * seconds))
 
 
-def listing(kind: str, config: GatewayConfig, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+def listing_of(kind: str, config: GatewayConfig, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
     """The envelope that OpenAI's and vLLM's list replies share; `kind` prefixes the id."""
     return {
         "id": f"{kind}-{secrets.token_hex(12)}",
@@ -102,6 +103,7 @@ def listing(kind: str, config: GatewayConfig, data: list[dict[str, Any]], usage:
 
 def json_response(content: object, headers: Mapping[str, str] | None = None) -> Response:
     """`content`, numpy arrays included, as JSON."""
-    return Response(
-        orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers, media_type=JSON
-    )
+    began = time.perf_counter()
+    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    metrics.phase_ended("encode", time.perf_counter() - began)
+    return Response(body, headers=headers, media_type=JSON)

@@ -160,10 +160,15 @@ def _read_ids(value: JsonValue, place: str) -> Int32Array:
     if not value:
         raise EmptyInput(f"`{place}` cannot be empty", place)
     ids = _integers(value, place)
-    if min(ids) < 0 or max(ids) > LARGEST_ID:
+    try:
+        array = np.array(ids, np.int32)
+    except OverflowError:
+        array = None
+    # Numpy looks at a whole array in the time that Python takes for a few of its numbers.
+    if array is None or array.min() < 0:
         at = next(i for i, token in enumerate(ids) if not 0 <= token <= LARGEST_ID)
         raise InvalidValue(f"`{place}[{at}]`: {ids[at]} is no token id", f"{place}[{at}]")
-    return np.array(ids, np.int32)
+    return array
 
 
 def _integers(values: list[JsonValue], place: str) -> list[int]:

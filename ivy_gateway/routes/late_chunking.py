@@ -23,6 +23,8 @@ def as_document(job: EmbedJob, pipeline: Pipeline) -> DocumentsJob:
     """
     if pipeline.profile.separator is None:
         raise InvalidValue(f"`{_FIELD}` must be false or absent: this model embeds inputs alone", _FIELD)
+    if job.conversation is not None:
+        raise InvalidValue(f"`{_FIELD}` takes texts, not messages", _FIELD)
     texts = tuple(item for item in job.inputs if isinstance(item, str))
     if len(texts) < len(job.inputs):
         raise InvalidValue(f"`{_FIELD}` takes texts, not token ids", job.input_field)

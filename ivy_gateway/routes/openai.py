@@ -12,6 +12,7 @@ from ivy_gateway.jobs import EmbedJob, TokenIds
 from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.routes import encodings, late_chunking
 from ivy_gateway.routes.body import Fields, read_fields
+from ivy_gateway.routes.conversation import read_conversation
 from ivy_gateway.routes.docs import documented
 from ivy_gateway.routes.encodings import FloatFormat, Format, Listed, Octets, Results
 from ivy_gateway.routes.handling import (
@@ -19,12 +20,36 @@ from ivy_gateway.routes.handling import (
     deadline_for,
     hangup_cancels,
     json_response,
-    listing,
+    listing_of,
     pipeline_of,
     result_headers,
 )
 from ivy_gateway.routes.inputs import read_inputs, read_prompt_name, read_truncation
 from ivy_gateway.routes.render import OpenAiRoute
+from ivy_gateway.routes.schema import (
+    CHAT_FIELDS,
+    DIMENSIONS,
+    ENCODED,
+    MODEL,
+    PROMPT_NAME,
+    TEXT,
+    TEXT_OBJECT,
+    TOKEN_IDS,
+    TRUNCATION_FIELDS,
+    TRUNCATION_SIDE,
+    VECTOR,
+    Schema,
+    array,
+    body,
+    boolean,
+    choice,
+    either,
+    indexed,
+    listing,
+    mapping,
+    string,
+)
+from ivy_gateway.vectors import FLOAT_SIZES
 
 router = APIRouter(route_class=OpenAiRoute, tags=["OpenAI"])
 
@@ -38,12 +63,58 @@ _ENCODINGS = {
     "ubinary": encodings.UBINARY,
     "binary": encodings.BINARY,
 }
-_OCTETS = {"bytes": True, "bytes_only": False}  # whether a header describes them
+OCTETS = {"bytes": True, "bytes_only": False}  # whether a header describes them
 # A vector takes up to 105 bytes of the `metadata` header, and Python's own client reads lines up to 64 KiB.
 _MAX_DESCRIBED = 512
+FIELDS: dict[str, Schema] = {
+    "input": either(
+        TEXT,
+        TOKEN_IDS,
+        array(either(TEXT, TEXT_OBJECT, TOKEN_IDS), minItems=1),
+        says="string, list of strings or {text: string}, or token ids (where the server allows them), flat or"
+        " nested",
+    ),
+    **CHAT_FIELDS,
+    "model": MODEL,
+    "encoding_format": choice(
+        "float (default); base64 of the vector's bytes; bytes: all vectors as one binary body, placed by the"
+        " header `metadata`; bytes_only: without it; base64_int8, where the model quantises; signs:"
+        " base64_binary (first dimension in the least significant bit), ubinary, binary (first in the most"
+        " significant bit; binary is 128 less)",
+        *_ENCODINGS,
+        *OCTETS,
+    ),
+    **{
+        name: either(
+            choice("", *_ENCODINGS),
+            array(choice("", *_ENCODINGS), minItems=1),
+            says="the same without bytes, or a list: each `embedding` is then an object by type",
+        )
+        for name in _ENCODING_FIELDS[1:]
+    },
+    "embed_dtype": choice("of base64 and bytes: float32 (default), float16 or bfloat16", *FLOAT_SIZES),
+    "endianness": choice("of base64 and bytes: little (default), big or native", "little", "big", "native"),
+    "dimensions": DIMENSIONS,
+    **TRUNCATION_FIELDS,
+    "truncation_side": TRUNCATION_SIDE,
+    "add_special_tokens": boolean("default true; with messages false"),
+    "late_chunking": boolean("true: inputs are chunks of one document (contextual models)"),
+    **{name: boolean("scale vectors to length 1; default true") for name in _NORMALIZE_FIELDS},
+    "prompt_name": PROMPT_NAME,
+    **{
+        name: string(
+            "instead, where the model has such a prompt: its name, or search_query, search_document,"
+            " retrieval.query, retrieval.passage"
+        )
+        for name in ("task", "input_type")
+    },
+}
+_BY_TYPE = mapping(either(VECTOR, string()), "by type, where a list of types was asked for")
+REPLY = listing(indexed("embedding", {"embedding": either(*ENCODED["anyOf"], _BY_TYPE)}))
 _DOCUMENTATION = documented(
     "Embed texts, as OpenAI does",
     request={"input": ["What is a ferry?", "A ship that carries people."], "encoding_format": "float"},
+    takes=body(FIELDS, ("input",), ("messages",)),
     reply={
         "id": "embd-5d8c",
         "object": "list",
@@ -52,29 +123,8 @@ _DOCUMENTATION = documented(
         "model": "demo",
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
     },
-    fields={
-        "input": "string, list of strings or {text: string}, or token ids (where the server allows them),"
-        " flat or nested",
-        "model": "absent, or a served name",
-        "encoding_format": "float (default); base64 of the vector's bytes; bytes: all vectors as one binary"
-        " body, placed by the header `metadata`; bytes_only: without it; base64_int8, where the model"
-        " quantises; signs: base64_binary (first dimension in the least significant bit), ubinary, binary"
-        " (first in the most significant bit; binary is 128 less)",
-        "embedding_type, encoding_type": "the same without bytes, or a list: each `embedding` is then an"
-        " object by type",
-        "embed_dtype": "of base64 and bytes: float32 (default), float16 or bfloat16",
-        "endianness": "of base64 and bytes: little (default), big or native",
-        "dimensions": "shorten vectors, where the model allows it",
-        "truncate": "cut inputs over the model's limit; default: the server's setting",
-        "truncate_prompt_tokens": "cut inputs to this many tokens; -1 = the model's limit",
-        "truncation_side": "right (default) or left",
-        "add_special_tokens": "default true",
-        "late_chunking": "true: inputs are chunks of one document (contextual models)",
-        "normalize, normalized, use_activation": "scale vectors to length 1; default true",
-        "prompt_name": "one of the model's prompts",
-        "task, input_type": "instead, where the model has such a prompt: its name, or search_query,"
-        " search_document, retrieval.query, retrieval.passage",
-    },
+    answers=REPLY,
+    octets=True,
 )
 
 
@@ -83,10 +133,15 @@ _DOCUMENTATION = documented(
 async def embeddings(request: Request) -> Response:
     """One vector per input, in order, with its index."""
     pipeline = pipeline_of(request)
-    fields = await read_fields(request, pipeline.config.max_body_bytes)
+    return await answer(request, await read_fields(request, pipeline.config.max_body_bytes))
+
+
+async def answer(request: Request, fields: Fields) -> Response:
+    """The reply to a body of `/v1/embeddings`."""
+    pipeline = pipeline_of(request)
     wanted = read_format(fields)
     job = to_job(fields, pipeline)
-    _check_describable(job, wanted)
+    check_describable(job, wanted)
     late = fields.boolean("late_chunking")
     async with hangup_cancels(request):
         if late:
@@ -101,9 +156,9 @@ def read_format(fields: Fields) -> Format:
     known = _ENCODINGS | {"base64": FloatFormat.read(fields).base64()}
     field = fields.one_of(*_ENCODING_FIELDS)
     if field in (None, "encoding_format"):
-        name = fields.choice("encoding_format", (*known, *_OCTETS)) or "float"
-        if name in _OCTETS:
-            return Octets(FloatFormat.read(fields), _OCTETS[name])
+        name = fields.choice("encoding_format", (*known, *OCTETS)) or "float"
+        if name in OCTETS:
+            return Octets(FloatFormat.read(fields), OCTETS[name])
         return Listed({name: known[name]})
     names = fields.choices(field, tuple(known)) or ()
     return Listed({name: known[name] for name in names}, keyed=isinstance(fields.get(field), list))
@@ -113,18 +168,22 @@ def to_job(fields: Fields, pipeline: Pipeline) -> EmbedJob:
     """The neutral job for an embeddings body, whatever its vectors are wanted as."""
     config = pipeline.config
     check_model(fields, config)
-    refuse_unsupported(fields)
+    conversation = read_conversation(fields, "input")
+    prompt_name = read_prompt_name(fields, pipeline.profile, "task", "input_type")
+    if conversation is not None and prompt_name is not None:
+        raise InvalidValue("`messages` take no prompt", "prompt_name")
     normalize = [fields.boolean(name) for name in _NORMALIZE_FIELDS]
     return EmbedJob(
-        inputs=read_texts_or_ids(fields, pipeline),
-        input_field="input",
+        inputs=read_texts_or_ids(fields, pipeline) if conversation is None else (),
+        input_field="input" if conversation is None else "messages",
         deadline=deadline_for(config),
         truncation=read_truncation(fields, "truncation_side"),
-        prompt_name=read_prompt_name(fields, pipeline.profile, "task", "input_type"),
+        prompt_name=prompt_name,
         normalize=False not in normalize,
         dimensions=fields.integer("dimensions", minimum=1),
         add_special_tokens=fields.boolean("add_special_tokens") is not False,
         output_field=fields.one_of(*_ENCODING_FIELDS) or _ENCODING_FIELDS[0],
+        conversation=conversation,
     )
 
 
@@ -155,17 +214,8 @@ _REFUSED_IDS = (
 )
 
 
-def refuse_unsupported(fields: Fields) -> None:
-    """Raise `InvalidValue` for known extras with a value that would change the reply and is not honoured."""
-    if "messages" in fields:
-        raise InvalidValue(
-            "`messages` cannot be embedded here: only the model's chat template could make one text of them,"
-            " and this server renders none; send the text as `input`",
-            "messages",
-        )
-
-
-def _check_describable(job: EmbedJob, wanted: Format) -> None:
+def check_describable(job: EmbedJob, wanted: Format) -> None:
+    """Raise `InvalidValue` for more vectors than the header of `bytes` has room for."""
     if isinstance(wanted, Octets) and wanted.described and len(job.inputs) > _MAX_DESCRIBED:
         raise InvalidValue(
             f"`encoding_format` bytes describes each vector in a header, which has room for {_MAX_DESCRIBED}"
@@ -183,8 +233,8 @@ def from_results(results: Results, wanted: Format, pipeline: Pipeline) -> Respon
             {"object": "embedding", "index": i, "embedding": vector}
             for i, vector in enumerate(wanted.values(results))
         ]
-        return json_response(listing("embd", pipeline.config, data, usage), headers)
+        return json_response(listing_of("embd", pipeline.config, data, usage), headers)
     if wanted.described:
-        described = listing("embd", pipeline.config, wanted.places(results), usage)
+        described = listing_of("embd", pipeline.config, wanted.places(results), usage)
         headers["metadata"] = json.dumps(described, separators=(",", ":"))  # ASCII, as headers must be
     return Response(wanted.pack(results).tobytes(), headers=headers, media_type="application/octet-stream")

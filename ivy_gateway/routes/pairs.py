@@ -7,6 +7,21 @@ from collections.abc import Sequence
 from ivy_gateway.errors import EmptyInput, InvalidField, InvalidValue
 from ivy_gateway.routes.body import Fields, JsonValue, kind_of, refuse
 from ivy_gateway.routes.inputs import check_batch_size
+from ivy_gateway.routes.schema import Schema, body, boolean, integer, string
+
+INSTRUCTION_FIELDS: dict[str, Schema] = {
+    "instruction": string("what a language model is told to look for; default: the server's"),
+    "chat_template_kwargs": body({"instruction": string()}, says="the same: an object with `instruction`"),
+    "chat_template": string("not supported: the template is the server's own"),
+}
+LOGIT_FIELDS: dict[str, Schema] = {
+    "raw_scores": boolean("true: logits"),
+    "use_activation": boolean("false: logits too"),
+}
+LIMIT_FIELDS: dict[str, Schema] = {
+    "max_tokens_per_query": integer("cut queries to this many tokens; 0 = off", minimum=0),
+    "max_tokens_per_doc": integer("cut documents to this many tokens; 0 = off", minimum=0),
+}
 
 
 def read_query(fields: Fields) -> str:
@@ -37,6 +52,20 @@ def read_documents(fields: Fields, name: str, limit: int) -> tuple[str, ...]:
         raise EmptyInput(f"`{name}` cannot be empty", name)
     check_batch_size(len(value), limit)
     return tuple(_read_document(item, f"{name}[{i}]", rank_fields) for i, item in enumerate(value))
+
+
+def read_parts(parts: list[JsonValue], place: str) -> str:
+    """The texts of vLLM's content parts, a line each. Raises `InvalidValue` for parts that are no text."""
+    texts = []
+    for i, part in enumerate(parts):
+        if not isinstance(part, dict):
+            refuse(f"{place}[{i}]", "an object", part)
+        if part.get("type") != "text":
+            raise InvalidValue(
+                f"`{place}[{i}].type` must be text: only texts are served", f"{place}[{i}].type"
+            )
+        texts.append(_read_member(part, "text", f"{place}[{i}]"))
+    return "\n".join(texts)
 
 
 def read_instruction(fields: Fields) -> str | None:
@@ -82,8 +111,9 @@ def _read_document(item: JsonValue, place: str, rank_fields: Sequence[str]) -> s
         refuse(place, "a string or an object with `text`", item)
     if rank_fields:
         return "\n".join(_read_member(item, name, place) for name in rank_fields)
-    if "text" not in item and isinstance(item.get("content"), list):
-        return _read_parts(item["content"], f"{place}.content")
+    content = item.get("content")
+    if "text" not in item and isinstance(content, list):
+        return read_parts(content, f"{place}.content")
     return _read_member(item, "text", place)
 
 
@@ -93,18 +123,3 @@ def _read_member(item: dict[str, JsonValue], name: str, place: str) -> str:
         shown = f"{place}.{name[:80]}"
         raise InvalidField(f"`{shown}` must be a string, got {kind_of(value)}", shown)
     return value
-
-
-def _read_parts(parts: JsonValue, place: str) -> str:
-    """The texts of vLLM's content parts, a line each. Raises `InvalidValue` for parts that are no text."""
-    assert isinstance(parts, list)
-    texts = []
-    for i, part in enumerate(parts):
-        if not isinstance(part, dict):
-            refuse(f"{place}[{i}]", "an object", part)
-        if part.get("type") != "text":
-            raise InvalidValue(
-                f"`{place}[{i}].type` must be text: only texts are served", f"{place}[{i}].type"
-            )
-        texts.append(_read_member(part, "text", f"{place}[{i}]"))
-    return "\n".join(texts)

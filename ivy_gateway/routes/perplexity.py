@@ -10,6 +10,7 @@ from ivy_gateway.routes.docs import documented
 from ivy_gateway.routes.encodings import Listed
 from ivy_gateway.routes.handling import hangup_cancels, pipeline_of
 from ivy_gateway.routes.render import OpenAiRoute
+from ivy_gateway.routes.schema import body, choice, string
 
 router = APIRouter(route_class=OpenAiRoute, tags=["Perplexity"])
 
@@ -21,20 +22,31 @@ _ENCODINGS = {"base64_int8": encodings.BASE64_INT8, "base64_binary": encodings.B
     **documented(
         "Embed texts, as Perplexity does",
         request={"input": ["What is a ferry?"], "encoding_format": "base64_binary"},
+        takes=body(
+            openai.FIELDS
+            | {
+                "model": string(
+                    "absent, or a served name: Perplexity's own client sends names like pplx-embed-v1-0.6b,"
+                    " which the server must have as aliases"
+                ),
+                "encoding_format": choice(
+                    "base64_int8 (default; of models that quantise): a signed byte per dimension;"
+                    " base64_binary: signs, the first dimension in the least significant bit",
+                    *_ENCODINGS,
+                ),
+            },
+            ("input",),
+            ("messages",),
+        ),
         reply={
+            "id": "embd-5d8c",
             "object": "list",
+            "created": 1790000000,
             "data": [{"object": "embedding", "index": 0, "embedding": "pQ=="}],
             "model": "demo",
             "usage": {"prompt_tokens": 7, "total_tokens": 7},
         },
-        fields={
-            "input": "string, or list of strings",
-            "model": "absent, or a served name: Perplexity's own client sends names like pplx-embed-v1-0.6b,"
-            " which the server must have as aliases",
-            "encoding_format": "base64_int8 (default; of models that quantise): a signed byte per dimension;"
-            " base64_binary: signs, the first dimension in the least significant bit",
-            "dimensions": "shorten vectors, where the model allows it",
-        },
+        answers=openai.REPLY,
     ),
 )
 async def embeddings(request: Request) -> Response:

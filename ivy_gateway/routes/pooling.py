@@ -11,20 +11,58 @@ from fastapi import APIRouter, Request, Response
 from ivy_gateway.errors import InvalidValue
 from ivy_gateway.jobs import Usage
 from ivy_gateway.pipeline import Pipeline
-from ivy_gateway.routes import classify, openai
+from ivy_gateway.routes import classify, encodings, openai
 from ivy_gateway.routes.body import Fields, read_fields
 from ivy_gateway.routes.docs import documented
-from ivy_gateway.routes.encodings import FloatFormat, Listed
+from ivy_gateway.routes.encodings import FloatFormat, Format, Listed, Octets
 from ivy_gateway.routes.handling import (
     hangup_cancels,
     json_response,
-    listing,
+    listing_of,
     pipeline_of,
     result_headers,
 )
 from ivy_gateway.routes.render import OpenAiRoute
+from ivy_gateway.routes.schema import (
+    VECTOR,
+    Schema,
+    array,
+    body,
+    boolean,
+    choice,
+    either,
+    indexed,
+    integer,
+    listing,
+    string,
+)
 
 router = APIRouter(route_class=OpenAiRoute, tags=["vLLM"])
+
+_FORMATS = ("float", "base64", *openai.OCTETS)
+TASKS = ("embed", "token_embed", "classify")
+_SHARED = {name: schema for name, schema in openai.FIELDS.items() if name != "late_chunking"}
+FIELDS: dict[str, Schema] = _SHARED | {
+    "task": choice(
+        "embed: a vector per input; token_embed: a vector per token, special tokens included; classify:"
+        " scores of every label. Default: embed, or classify for a model that scores",
+        *TASKS,
+    ),
+    "encoding_format": choice(
+        "float (default); base64 of the values' bytes, of all tokens together; of vectors of inputs also"
+        " bytes and bytes_only, as on /v1/embeddings",
+        *_FORMATS,
+    ),
+    **{name: string("not used here") for name in ("embedding_type", "encoding_type")},
+    "use_activation": boolean(
+        "false: hidden states as they are, or logits; default: vectors of length 1, or shares"
+    ),
+    "raw_scores": boolean("with classify: true: logits"),
+    "dimensions": integer("not supported: /v1/embeddings shortens vectors"),
+}
+
+
+REPLY = listing(indexed("pooling", {"data": either(VECTOR, array(VECTOR), string("base64"))}))
 
 
 @router.post(
@@ -40,26 +78,23 @@ router = APIRouter(route_class=OpenAiRoute, tags=["vLLM"])
             "data": [{"index": 0, "object": "pooling", "data": [[0.0123, -0.0456], [0.0789, 0.0012]]}],
             "usage": {"prompt_tokens": 7, "total_tokens": 7},
         },
-        fields={
-            "task": "embed: a vector per input; token_embed: a vector per token, special tokens included;"
-            " classify: scores of every label. Default: embed, or classify for a model that scores",
-            "input": "string, list of strings, or token ids (where the server allows them), flat or nested",
-            "model": "absent, or a served name",
-            "encoding_format": "float (default), or base64 of the values' bytes, of all tokens together",
-            "embed_dtype, endianness": "of base64: as on /v1/embeddings",
-            "use_activation": "false: hidden states as they are, or logits; default: vectors of length 1, or"
-            " shares",
-            "truncate, truncate_prompt_tokens, truncation_side": "as on /v1/embeddings",
-        },
+        takes=body(FIELDS, ("input",), ("messages",)),
+        answers=REPLY,
+        octets=True,
     ),
 )
 async def pooling(request: Request) -> Response:
     """One item of data per input, in order."""
     pipeline = pipeline_of(request)
-    fields = await read_fields(request, pipeline.config.max_body_bytes)
-    answer = _TASKS[read_task(fields, pipeline)]
+    return await answer(request, await read_fields(request, pipeline.config.max_body_bytes))
+
+
+async def answer(request: Request, fields: Fields) -> Response:
+    """The reply to a body of `/pooling`."""
+    pipeline = pipeline_of(request)
+    pool = _POOLERS[read_task(fields, pipeline)]
     async with hangup_cancels(request):
-        return await answer(fields, pipeline)
+        return await pool(fields, pipeline)
 
 
 def read_task(fields: Fields, pipeline: Pipeline) -> str:
@@ -68,13 +103,17 @@ def read_task(fields: Fields, pipeline: Pipeline) -> str:
         raise InvalidValue(
             "`dimensions` is not supported here; /v1/embeddings shortens vectors", "dimensions"
         )
-    return fields.choice("task", tuple(_TASKS)) or ("embed" if pipeline.embeds else "classify")
+    return fields.choice("task", TASKS) or ("embed" if pipeline.embeds else "classify")
 
 
 async def _embed(fields: Fields, pipeline: Pipeline) -> Response:
-    encoding = _read_encoding(fields)
-    results = await pipeline.embed_as(openai.to_job(fields, pipeline), encoding.outputs)
-    return _reply(encoding.values(results), next(iter(results.values())).usage, pipeline)
+    wanted = read_format(fields)
+    job = openai.to_job(fields, pipeline)
+    openai.check_describable(job, wanted)
+    results = await pipeline.embed_as(job, wanted.outputs)
+    if isinstance(wanted, Octets):
+        return openai.from_results(results, wanted, pipeline)
+    return _reply(wanted.values(results), next(iter(results.values())).usage, pipeline)
 
 
 async def _embed_tokens(fields: Fields, pipeline: Pipeline) -> Response:
@@ -94,18 +133,20 @@ async def _classify(fields: Fields, pipeline: Pipeline) -> Response:
     return _reply(result.scores, result.usage, pipeline)
 
 
-_TASKS = {"embed": _embed, "token_embed": _embed_tokens, "classify": _classify}
+_POOLERS = {"embed": _embed, "token_embed": _embed_tokens, "classify": _classify}
 
 
-def _read_encoding(fields: Fields) -> Listed:
-    fields.choice("encoding_format", ("float", "base64"))
-    encoding = openai.read_format(fields)
-    assert isinstance(encoding, Listed), "neither float nor base64: this is a bug"
-    return encoding
+def read_format(fields: Fields) -> Format:
+    """How vectors of inputs are to be written."""
+    floats = FloatFormat.read(fields)
+    name = fields.choice("encoding_format", _FORMATS) or "float"
+    if name in openai.OCTETS:
+        return Octets(floats, openai.OCTETS[name])
+    return Listed({name: floats.base64() if name == "base64" else encodings.FLOAT})
 
 
 def _reply(values: Iterable[object], usage: Usage, pipeline: Pipeline) -> Response:
     data: list[dict[str, Any]] = [
         {"index": i, "object": "pooling", "data": value} for i, value in enumerate(values)
     ]
-    return json_response(listing("pool", pipeline.config, data, usage), result_headers(pipeline, usage))
+    return json_response(listing_of("pool", pipeline.config, data, usage), result_headers(pipeline, usage))

@@ -19,6 +19,8 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from ivy_gateway import errors, metrics
+from ivy_gateway.routes.docs import error_response
+from ivy_gateway.routes.schema import O_PROBLEM, T_PROBLEM, Schema
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Rendering:
 _TABLE: dict[type[errors.IvyError], Rendering] = {
     errors.EmptyInput: Rendering(400, "Empty", 400),
     errors.MalformedJson: Rendering(400, "Validation", 400),
+    errors.InvalidHeader: Rendering(400, "Validation", 400),
     errors.InvalidField: Rendering(422, "Validation", 400),
     errors.InvalidValue: Rendering(422, "Validation", 400),
     errors.TooLong: Rendering(422, "Validation", 400, o_code="context_length_exceeded"),
@@ -109,7 +112,7 @@ class ClientGone(Exception):
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class _DialectRoute(APIRoute):
+class DialectRoute(APIRoute):
     """A documented route that hands the plain request to its handler and renders what it raises.
 
     It bypasses the framework's own parameter and body handling, which costs more than the handlers do.
@@ -117,6 +120,11 @@ class _DialectRoute(APIRoute):
     """
 
     family: Family
+    problem: Schema
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:  # noqa: ANN401
+        described = {"default": error_response(self.problem)} | (settings.get("responses") or {})
+        super().__init__(path, endpoint, **settings | {"responses": described})
 
     def get_route_handler(self) -> Handler:
         """The handler with its errors rendered."""
@@ -140,7 +148,7 @@ class _DialectRoute(APIRoute):
 
 def families(routes: Iterable[BaseRoute]) -> dict[str, Family]:
     """The family of every path that is served."""
-    return {route.path: route.family for route in routes if isinstance(route, _DialectRoute)}
+    return {route.path: route.family for route in routes if isinstance(route, DialectRoute)}
 
 
 def family_of(path: str, known: Mapping[str, Family]) -> Family:
@@ -150,13 +158,15 @@ def family_of(path: str, known: Mapping[str, Family]) -> Family:
     return known.get(plain, Family.O if openai_like else Family.T)
 
 
-class TeiRoute(_DialectRoute):
+class TeiRoute(DialectRoute):
     """A route whose errors look like TEI's."""
 
     family = Family.T
+    problem = T_PROBLEM
 
 
-class OpenAiRoute(_DialectRoute):
+class OpenAiRoute(DialectRoute):
     """A route whose errors look like OpenAI's."""
 
     family = Family.O
+    problem = O_PROBLEM

@@ -17,7 +17,7 @@ from ivy_gateway.errors import InvalidField, InvalidValue
 from ivy_gateway.jobs import Float32Array, ScoreJob, ScoreResult
 from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.routes.body import Fields, read_fields
-from ivy_gateway.routes.docs import documented
+from ivy_gateway.routes.docs import EITHER_PROBLEM, documented
 from ivy_gateway.routes.handling import (
     check_model,
     deadline_for,
@@ -28,8 +28,37 @@ from ivy_gateway.routes.handling import (
     timing_headers,
 )
 from ivy_gateway.routes.inputs import read_truncation, side_prompts
-from ivy_gateway.routes.pairs import read_documents, read_instruction, read_query, wants_logits
+from ivy_gateway.routes.pairs import (
+    INSTRUCTION_FIELDS,
+    LIMIT_FIELDS,
+    LOGIT_FIELDS,
+    read_documents,
+    read_instruction,
+    read_query,
+    wants_logits,
+)
 from ivy_gateway.routes.render import Family, OpenAiRoute, TeiRoute
+from ivy_gateway.routes.schema import (
+    COUNT,
+    MODEL,
+    SIDES,
+    TEXT_OBJECT,
+    TEXT_PART,
+    TRUNCATION_FIELDS,
+    TRUNCATION_SIDE,
+    USAGE,
+    Schema,
+    array,
+    body,
+    boolean,
+    choice,
+    either,
+    integer,
+    mapping,
+    number,
+    record,
+    string,
+)
 
 router = APIRouter(route_class=TeiRoute, tags=["Rerank"])
 versioned_router = APIRouter(route_class=OpenAiRoute, tags=["Rerank"])
@@ -54,19 +83,61 @@ _OBJECT = {
         "tokens": {"input_tokens": 31, "output_tokens": 0},
     },
 }
-_FIELDS = {
-    "query": "what to look for; a model that embeds has its own prompts put before query and documents",
-    "documents": "texts, objects with `text`, or with `content` as a list of text parts",
-    "top_n": "how many of the best to return; absent or 0: all",
-    "return_documents, return_text": "repeat the documents; default: see the route",
-    "raw_scores": "true: logits; use_activation: false says the same",
-    "max_tokens_per_doc": "cut documents to this many tokens; 0 = off",
-    "max_tokens_per_query": "cut the query to this many tokens; 0 = off",
-    "truncate, truncate_prompt_tokens": "as on /v1/embeddings, for query and document together",
-    "truncation_side, truncation_direction": "right (default) or left",
-    "instruction": "what a language model is told to look for; also in chat_template_kwargs",
-    "rank_fields": "fields of document objects to read instead of `text`",
+_DOCUMENT = either(
+    string(),
+    body({"text": string(), "content": array(TEXT_PART)}),
+)
+FIELDS: dict[str, Schema] = {
+    "query": either(
+        string(),
+        TEXT_OBJECT,
+        says="what to look for; a model that embeds has its own prompts put before query and documents",
+    ),
+    "documents": either(
+        _DOCUMENT,
+        array(_DOCUMENT, minItems=1),
+        says="texts, objects with `text`, or with `content` as a list of text parts",
+    ),
+    "texts": either(_DOCUMENT, array(_DOCUMENT, minItems=1), says="the same, in TEI's word"),
+    "model": MODEL,
+    "top_n": integer("how many of the best to return; absent or 0: all", minimum=0),
+    "return_documents": boolean("repeat the documents; default: see the route"),
+    "return_text": boolean("the same, in TEI's word"),
+    **LOGIT_FIELDS,
+    **LIMIT_FIELDS,
+    **TRUNCATION_FIELDS,
+    "truncation_side": TRUNCATION_SIDE,
+    "truncation_direction": choice("the same, in TEI's word", *SIDES),
+    **INSTRUCTION_FIELDS,
+    "rank_fields": array(string(), "fields of document objects to read instead of `text`"),
+    "relevant_spans": mapping({}, "not supported"),
 }
+NEEDED = (("query", "documents"), ("query", "texts"))
+_LIST = array(record({"index": COUNT, "score": number()}, optional={"text": string()}))
+_RANKED = record(
+    {"index": COUNT, "relevance_score": number()}, optional={"document": record({"text": string()})}
+)
+_META = record(
+    {
+        "api_version": record({"version": string()}),
+        "billed_units": record({"search_units": COUNT}),
+        "tokens": record({"input_tokens": COUNT, "output_tokens": COUNT}),
+    }
+)
+_RERANKED = record(
+    {
+        "id": string(),
+        "object": choice("", "rerank"),
+        "model": string(),
+        "created": integer(),
+        "results": array(_RANKED),
+        "usage": USAGE,
+        "meta": _META,
+    }
+)
+
+
+REPLY_SCHEMAS = (_LIST, _RERANKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +169,13 @@ class RerankRequest:
     **documented(
         "Sort texts by relevance",
         request=_QUESTION | {"texts": _TEXTS, "return_text": True},
+        takes=body(FIELDS, *NEEDED, says="with `texts` the reply is a list; with `documents` an object"),
         reply=[
             {"index": 1, "score": 0.91, "text": "The Danube."},
             {"index": 0, "score": 0.02, "text": "Bread needs yeast."},
         ],
-        fields={"texts": "texts to sort: the reply is a list; with `documents`, see /v1/rerank"} | _FIELDS,
+        answers=either(*REPLY_SCHEMAS),
+        problem=EITHER_PROBLEM,
     ),
 )
 async def rerank(request: Request) -> Response:
@@ -116,8 +189,9 @@ async def rerank(request: Request) -> Response:
     **documented(
         "Sort documents by relevance",
         request=_QUESTION | {"documents": _TEXTS, "top_n": 2},
+        takes=body(FIELDS, *NEEDED),
         reply=_OBJECT,
-        fields=_FIELDS,
+        answers=_RERANKED,
     ),
 )
 async def rerank_v1(request: Request) -> Response:
@@ -132,8 +206,9 @@ async def rerank_v1(request: Request) -> Response:
     **documented(
         "Sort documents by relevance, as Cohere's v2 does",
         request=_QUESTION | {"documents": _TEXTS, "top_n": 2, "return_documents": True},
+        takes=body(FIELDS, *NEEDED),
         reply=_OBJECT,
-        fields=_FIELDS,
+        answers=_RERANKED,
     ),
 )
 async def rerank_v2(request: Request) -> Response:

@@ -21,8 +21,25 @@ from ivy_gateway.routes.handling import (
 )
 from ivy_gateway.routes.inputs import check_batch_size, read_nonempty_texts, read_prompt_name, read_truncation
 from ivy_gateway.routes.render import TeiRoute
+from ivy_gateway.routes.schema import TEXT, Schema, array, body, number
+from ivy_gateway.routes.tei import EMBED_FIELDS
 
 router = APIRouter(route_class=TeiRoute, tags=["TEI"])
+
+REPLY = array(number())
+_COMPARED = {"source_sentence": TEXT, "sentences": array(TEXT, minItems=1)}
+_PARAMETERS = {
+    name: EMBED_FIELDS[name]
+    for name in ("truncate", "truncate_prompt_tokens", "truncation_direction", "prompt_name", "input_type")
+}
+FIELDS: dict[str, Schema] = {
+    "inputs": body(
+        _COMPARED,
+        ("source_sentence", "sentences"),
+        says="`source_sentence`, and `sentences` to compare it with",
+    ),
+    "parameters": body(_PARAMETERS, says="as on /embed"),
+}
 
 
 @router.post(
@@ -30,11 +47,9 @@ router = APIRouter(route_class=TeiRoute, tags=["TEI"])
     **documented(
         "Compare a sentence with others",
         request={"inputs": {"source_sentence": "A ferry.", "sentences": ["A ship.", "Bread needs yeast."]}},
+        takes=body(FIELDS, ("inputs",)),
         reply=[0.71, 0.05],
-        fields={
-            "inputs": "`source_sentence`, and `sentences` to compare it with",
-            "parameters": "truncate, truncation_direction, prompt_name, input_type: as on /embed",
-        },
+        answers=REPLY,
     ),
 )
 async def similarity(request: Request) -> Response:

@@ -21,8 +21,41 @@ from ivy_gateway.routes.handling import (
 )
 from ivy_gateway.routes.inputs import read_inputs, read_prompt_name, read_truncation
 from ivy_gateway.routes.render import TeiRoute
+from ivy_gateway.routes.schema import (
+    COUNT,
+    DIMENSIONS,
+    PROMPT_NAME,
+    TEXT,
+    TOKEN_IDS,
+    TRUNCATION_FIELDS,
+    TRUNCATION_SIDE,
+    VECTOR,
+    Schema,
+    array,
+    body,
+    boolean,
+    either,
+    number,
+    record,
+    string,
+)
 
 router = APIRouter(route_class=TeiRoute, tags=["TEI"])
+
+EMBED_FIELDS: dict[str, Schema] = {
+    "inputs": either(
+        TEXT,
+        TOKEN_IDS,
+        array(either(TEXT, TOKEN_IDS), minItems=1),
+        says="string, list of token ids, or a list of both",
+    ),
+    **TRUNCATION_FIELDS,
+    "truncation_direction": TRUNCATION_SIDE,
+    "prompt_name": PROMPT_NAME,
+    "input_type": string("instead: query or document, where the model has a prompt for it"),
+    "normalize": boolean("scale vectors to length 1; default true. /embed_all never does"),
+    "dimensions": DIMENSIONS,
+}
 
 
 @router.post(
@@ -30,16 +63,9 @@ router = APIRouter(route_class=TeiRoute, tags=["TEI"])
     **documented(
         "Embed texts or token ids",
         request={"inputs": ["What is a ferry?", "A ship that carries people."], "truncate": True},
+        takes=body(EMBED_FIELDS, ("inputs",)),
         reply=[[0.0123, -0.0456], [0.0789, 0.0012]],
-        fields={
-            "inputs": "string, list of token ids, or a list of both",
-            "truncate": "cut inputs over the model's limit; default: the server's setting",
-            "truncation_direction": "right (default) or left",
-            "prompt_name": "one of the model's prompts",
-            "input_type": "instead: query or document, where the model has a prompt for it",
-            "normalize": "scale vectors to length 1; default true",
-            "dimensions": "shorten vectors, where the model allows it",
-        },
+        answers=array(VECTOR),
     ),
 )
 async def embed(request: Request) -> Response:
@@ -56,13 +82,9 @@ async def embed(request: Request) -> Response:
     **documented(
         "A vector for every token of texts or token ids",
         request={"inputs": ["What is a ferry?"]},
+        takes=body(EMBED_FIELDS, ("inputs",)),
         reply=[[[0.0123, -0.0456], [0.0789, 0.0012]]],
-        fields={
-            "inputs": "string, list of token ids, or a list of both",
-            "truncate": "cut inputs over the model's limit; default: the server's setting",
-            "truncation_direction": "right (default) or left",
-            "prompt_name": "one of the model's prompts",
-        },
+        answers=array(array(VECTOR)),
     ),
 )
 async def embed_all(request: Request) -> Response:
@@ -76,7 +98,16 @@ async def embed_all(request: Request) -> Response:
     return json_response(result.parts(), headers)
 
 
-@router.post("/embed_sparse", summary="Sparse vectors: no model served here gives any")
+@router.post(
+    "/embed_sparse",
+    **documented(
+        "Sparse vectors: no model served here gives any",
+        request={"inputs": ["What is a ferry?"]},
+        takes=body({"inputs": EMBED_FIELDS["inputs"]}),
+        reply=[[{"index": 0, "value": 0.5}]],
+        answers=array(array(record({"index": COUNT, "value": number()}))),
+    ),
+)
 async def embed_sparse(request: Request) -> Response:  # noqa: ARG001 - handlers take the request
     """An error in TEI's words."""
     raise UnsupportedTask("Model is not a sparse embedding model; /embed gives dense vectors")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from ivy_gateway.errors import EmptyInput, InvalidValue
+from ivy_gateway.errors import EmptyInput
 from ivy_gateway.jobs import DecodeJob, TokenIds, TokenizeJob
 from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.routes.body import Fields, JsonValue, read_fields, refuse
-from ivy_gateway.routes.docs import documented
+from ivy_gateway.routes.conversation import read_conversation
+from ivy_gateway.routes.docs import EITHER_PROBLEM, documented
 from ivy_gateway.routes.handling import (
     check_model,
     deadline_for,
@@ -18,9 +19,66 @@ from ivy_gateway.routes.handling import (
 )
 from ivy_gateway.routes.inputs import check_batch_size, read_nonempty_texts, read_prompt_name, read_token_ids
 from ivy_gateway.routes.render import Family, OpenAiRoute, TeiRoute
+from ivy_gateway.routes.schema import (
+    CHAT_FIELDS,
+    COUNT,
+    MODEL,
+    TEXT,
+    TEXT_OBJECT,
+    TOKEN_IDS,
+    Schema,
+    array,
+    body,
+    boolean,
+    either,
+    nullable,
+    record,
+    string,
+)
 
 router = APIRouter(route_class=TeiRoute, tags=["Tokens"])
 vllm_router = APIRouter(route_class=OpenAiRoute, tags=["Tokens"])
+
+TOKENIZE_FIELDS: dict[str, Schema] = {
+    "inputs": either(
+        TEXT,
+        array(either(TEXT, TEXT_OBJECT), minItems=1),
+        says="a text or a list of texts: the reply lists each one's tokens, with their places in bytes of"
+        " UTF-8",
+    ),
+    "prompt": string("instead, as in vLLM: one text; the reply has count, max_model_len and tokens (ids)"),
+    **CHAT_FIELDS,
+    "model": MODEL,
+    "add_special_tokens": boolean("default true; with messages false"),
+    "prompt_name": string("with inputs: one of the model's prompts, to put in front"),
+    "input_type": string("with inputs, instead: query or document, where the model has a prompt for it"),
+    "return_token_strs": boolean("with prompt or messages: also the vocabulary's spelling of each token"),
+}
+DECODE_FIELDS: dict[str, Schema] = {
+    "ids": either(
+        TOKEN_IDS,
+        array(TOKEN_IDS, minItems=1),
+        says="token ids of the model: one list, or a list of lists",
+    ),
+    "skip_special_tokens": boolean("leave special tokens out; default true"),
+}
+_TOKEN = record(
+    {
+        "id": COUNT,
+        "text": string(),
+        "special": boolean(),
+        "start": nullable(COUNT),
+        "stop": nullable(COUNT),
+    }
+)
+_COUNTED = record(
+    {
+        "count": COUNT,
+        "max_model_len": COUNT,
+        "tokens": array(COUNT),
+        "token_strs": nullable(array(string())),
+    }
+)
 
 
 @router.post(
@@ -34,20 +92,15 @@ vllm_router = APIRouter(route_class=OpenAiRoute, tags=["Tokens"])
                 {"id": 1037, "text": "A", "special": False, "start": 0, "stop": 1},
             ]
         ],
-        fields={
-            "inputs": "a text or a list of texts: the reply lists each one's tokens, with their places in"
-            " bytes of UTF-8",
-            "prompt": "instead, as in vLLM: one text; the reply has count, max_model_len and tokens (ids)",
-            "add_special_tokens": "default true",
-            "prompt_name": "with inputs: one of the model's prompts, to put in front",
-            "return_token_strs": "with prompt: also the vocabulary's spelling of each token",
-        },
+        takes=body(TOKENIZE_FIELDS, ("inputs",), ("prompt",), ("messages",)),
+        answers=either(array(array(_TOKEN)), _COUNTED),
+        problem=EITHER_PROBLEM,
     ),
 )
 async def tokenize(request: Request) -> Response:
     """Tokens of the whole text, never cut, as the embedding routes see them."""
     pipeline = pipeline_of(request)
-    fields = await read_fields(request, pipeline.config.max_body_bytes)
+    fields = await read_fields(request, pipeline.config.max_body_bytes, for_servers=False)
     if fields.one_of("inputs", "prompt", "messages") in ("prompt", "messages"):
         request.state.family = Family.O
         return await _answer_vllm(request, fields)
@@ -62,16 +115,16 @@ async def tokenize(request: Request) -> Response:
         "Turn token ids into texts",
         request={"ids": [[101, 1037, 7115, 102]], "skip_special_tokens": True},
         reply=["a ferry"],
-        fields={
-            "ids": "token ids of the model: one list, or a list of lists",
-            "skip_special_tokens": "leave special tokens out; default true",
-        },
+        takes=body(DECODE_FIELDS, ("ids",)),
+        answers=array(string()),
     ),
 )
 async def decode(request: Request) -> Response:
     """One text per list of ids, in a list."""
     pipeline = pipeline_of(request)
-    job = to_decode_job(await read_fields(request, pipeline.config.max_body_bytes), pipeline)
+    job = to_decode_job(
+        await read_fields(request, pipeline.config.max_body_bytes, for_servers=False), pipeline
+    )
     async with hangup_cancels(request):
         return json_response(await pipeline.decode(job))
 
@@ -82,13 +135,18 @@ async def decode(request: Request) -> Response:
         "Turn token ids into a text, as vLLM does",
         request={"tokens": [101, 1037, 7115, 102]},
         reply={"prompt": "[CLS] a ferry [SEP]"},
-        fields={"tokens": "token ids of the model", "model": "absent, or a served name"},
+        takes=body(
+            {"tokens": TOKEN_IDS | {"description": "token ids of the model"}, "model": MODEL}, ("tokens",)
+        ),
+        answers=record({"prompt": string()}),
     ),
 )
 async def detokenize(request: Request) -> Response:
     """The text of one list of ids, special tokens included."""
     pipeline = pipeline_of(request)
-    job = to_detokenize_job(await read_fields(request, pipeline.config.max_body_bytes), pipeline)
+    job = to_detokenize_job(
+        await read_fields(request, pipeline.config.max_body_bytes, for_servers=False), pipeline
+    )
     async with hangup_cancels(request):
         (text,) = await pipeline.decode(job)
     return json_response({"prompt": text})
@@ -124,16 +182,14 @@ def to_job(fields: Fields, pipeline: Pipeline) -> TokenizeJob:
 def to_vllm_job(fields: Fields, pipeline: Pipeline) -> TokenizeJob:
     """The neutral job for vLLM's body of `/tokenize`."""
     check_model(fields, pipeline.config)
-    if "messages" in fields:
-        raise InvalidValue("`messages` are not supported: give one text as `prompt`", "messages")
-    prompt = fields.text("prompt")
-    assert prompt is not None, "only bodies with a prompt come here"
+    conversation = read_conversation(fields, "prompt")
     return TokenizeJob(
-        texts=read_nonempty_texts(prompt, "prompt", 1),
-        input_field="prompt",
+        texts=read_nonempty_texts(fields.text("prompt"), "prompt", 1) if conversation is None else (),
+        input_field="prompt" if conversation is None else "messages",
         deadline=deadline_for(pipeline.config),
         prompt_name=None,
         add_special_tokens=fields.boolean("add_special_tokens") is not False,
+        conversation=conversation,
     )
 
 

@@ -17,7 +17,7 @@ from ivy_gateway.routes.handling import (
     deadline_for,
     hangup_cancels,
     json_response,
-    listing,
+    listing_of,
     pipeline_of,
     result_headers,
 )
@@ -28,8 +28,31 @@ from ivy_gateway.routes.inputs import (
     read_truncation,
     side_prompts,
 )
-from ivy_gateway.routes.pairs import read_instruction, refuse_blank, wants_logits
+from ivy_gateway.routes.pairs import (
+    INSTRUCTION_FIELDS,
+    LIMIT_FIELDS,
+    LOGIT_FIELDS,
+    read_instruction,
+    refuse_blank,
+    wants_logits,
+)
 from ivy_gateway.routes.render import OpenAiRoute
+from ivy_gateway.routes.schema import (
+    MODEL,
+    TEXT_OBJECT,
+    TOKEN_IDS,
+    TRUNCATION_FIELDS,
+    TRUNCATION_SIDE,
+    Schema,
+    array,
+    body,
+    either,
+    indexed,
+    integer,
+    listing,
+    number,
+    string,
+)
 
 router = APIRouter(route_class=OpenAiRoute, tags=["vLLM"])
 
@@ -40,12 +63,45 @@ PAIR_FIELDS = (
     ("queries", "documents"),
     ("queries", "items"),
 )
+_OTHER_SIDES = {
+    name: [other for pair in PAIR_FIELDS if name in pair for other in pair if other != name]
+    for name in dict.fromkeys(name for pair in PAIR_FIELDS for name in pair)
+}
 _QUERY_FIELDS = ("query", "queries")  # the others' two sides are alike
+_SIDE = either(string(), array(either(string(), TEXT_OBJECT), minItems=1))
+FIELDS: dict[str, Schema] = {
+    **{
+        name: _SIDE
+        | {
+            "description": f"one side of the pairs, with `{'` or `'.join(others)}`: one against one,"
+            " one against many, or as many against as many"
+        }
+        for name, others in _OTHER_SIDES.items()
+    },
+    "input_ids": either(
+        array(TOKEN_IDS, minItems=1),
+        array(array(TOKEN_IDS, minItems=2, maxItems=2), minItems=1),
+        says="instead: ready-joined sequences [[id]], or pairs [[[id], [id]]] without special tokens",
+    ),
+    "token_type_ids": array(array(integer(minimum=0)), "segment ids of ready-joined sequences"),
+    "model": MODEL,
+    **LOGIT_FIELDS,
+    **TRUNCATION_FIELDS,
+    "truncation_side": TRUNCATION_SIDE,
+    **LIMIT_FIELDS,
+    **INSTRUCTION_FIELDS,
+}
+NEEDED = (*PAIR_FIELDS, ("input_ids",))
+FIRST_SIDES = tuple(dict.fromkeys(names[0] for names in NEEDED))
+REPLY = listing(indexed("score", {"score": number()}))
 _DOCUMENTATION = documented(
     "Score pairs of texts",
     request={"query": "Which river passes Vienna?", "documents": ["The Danube.", "Bread needs yeast."]},
+    takes=body(FIELDS, *NEEDED),
     reply={
+        "id": "score-5d8c",
         "object": "list",
+        "created": 1790000000,
         "data": [
             {"index": 0, "object": "score", "score": 0.91},
             {"index": 1, "object": "score", "score": 0.02},
@@ -53,17 +109,7 @@ _DOCUMENTATION = documented(
         "model": "demo",
         "usage": {"prompt_tokens": 31, "total_tokens": 31},
     },
-    fields={
-        "query, documents": "or data_1, data_2; text_1, text_2; queries, documents; queries, items."
-        " One against one, one against many, or as many against as many",
-        "input_ids": "instead: ready-joined sequences [[id]], or pairs [[[id], [id]]] without special tokens",
-        "token_type_ids": "segment ids of ready-joined sequences",
-        "raw_scores": "true: logits; use_activation: false says the same",
-        "truncate, truncate_prompt_tokens, truncation_side": "as on /v1/embeddings",
-        "max_tokens_per_query": "cut queries to this many tokens; 0 = off",
-        "max_tokens_per_doc": "cut documents to this many tokens; 0 = off",
-        "instruction": "what a language model is told to look for; default: the server's",
-    },
+    answers=REPLY,
 )
 
 Pair = tuple[str | TokenIds, str | TokenIds]
@@ -74,7 +120,13 @@ Pair = tuple[str | TokenIds, str | TokenIds]
 async def score(request: Request) -> Response:
     """One score per pair, in the order of the request."""
     pipeline = pipeline_of(request)
-    job = to_job(await read_fields(request, pipeline.config.max_body_bytes), pipeline)
+    return await answer(request, await read_fields(request, pipeline.config.max_body_bytes))
+
+
+async def answer(request: Request, fields: Fields) -> Response:
+    """The reply to a body of `/score`."""
+    pipeline = pipeline_of(request)
+    job = to_job(fields, pipeline)
     async with hangup_cancels(request):
         result = await pipeline.score(job)
     return from_result(result, pipeline)
@@ -168,5 +220,5 @@ def from_result(result: ScoreResult, pipeline: Pipeline) -> Response:
     data: list[dict[str, Any]] = [
         {"index": i, "object": "score", "score": value} for i, value in enumerate(result.scores.tolist())
     ]
-    body = listing("score", pipeline.config, data, result.usage)
+    body = listing_of("score", pipeline.config, data, result.usage)
     return json_response(body, result_headers(pipeline, result.usage))

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,80 +48,42 @@ def fleet() -> Iterator[Fleet]:
     FLEET.stop()
 
 
-# References: they write their folders too.
+def reference(name: str, build: Callable[[Path, Path], Any], source: str) -> Any:
+    """The fixture `reference_<name>`: writes the kind's folder from the files that `source` is of."""
+
+    @pytest.fixture(scope="session", name=f"reference_{name}")
+    def written(kinds, request) -> Any:
+        return build(kinds / name.upper(), request.getfixturevalue(source))
+
+    return written
 
 
-@pytest.fixture(scope="session")
-def reference_e(kinds, minilm) -> models.Embedder:
-    return models.encoder(kinds / "E", minilm)
+def stack(name: str, *flags: str, scores: bool = False) -> Any:
+    """The fixture `<name>`: a stack on the kind's folder."""
+
+    @pytest.fixture(scope="session", name=name)
+    def serving(fleet, request) -> Stack:
+        folder = request.getfixturevalue(f"reference_{name}").folder
+        return fleet.start(name.upper(), folder, *flags, scores=scores)
+
+    return serving
 
 
-@pytest.fixture(scope="session")
-def reference_d(kinds, shared) -> models.Embedder:
-    return models.decoder(kinds / "D", shared)
+reference_e = reference("e", models.encoder, "minilm")
+reference_d = reference("d", models.decoder, "shared")
+reference_x = reference("x", models.xlm_cross_encoder, "shared")
+reference_b = reference("b", models.bert_cross_encoder, "minilm")
+reference_y = reference("y", models.yes_no_reranker, "shared")
+reference_m = reference("m", models.matryoshka, "minilm")
+reference_w = reference("w", models.sliding_window, "minilm")
 
-
-@pytest.fixture(scope="session")
-def reference_x(kinds, shared) -> models.CrossEncoder:
-    return models.xlm_cross_encoder(kinds / "X", shared)
-
-
-@pytest.fixture(scope="session")
-def reference_b(kinds, minilm) -> models.CrossEncoder:
-    return models.bert_cross_encoder(kinds / "B", minilm)
-
-
-@pytest.fixture(scope="session")
-def reference_y(kinds, shared) -> models.YesNoReranker:
-    return models.yes_no_reranker(kinds / "Y", shared)
-
-
-@pytest.fixture(scope="session")
-def reference_m(kinds, minilm) -> models.Embedder:
-    return models.matryoshka(kinds / "M", minilm)
-
-
-@pytest.fixture(scope="session")
-def reference_w(kinds, minilm) -> models.Embedder:
-    return models.sliding_window(kinds / "W", minilm)
-
-
-# Stacks.
-
-
-@pytest.fixture(scope="session")
-def e(fleet, reference_e) -> Stack:
-    return fleet.start("E", reference_e.folder, *E_FLAGS)
-
-
-@pytest.fixture(scope="session")
-def d(fleet, reference_d) -> Stack:
-    return fleet.start("D", reference_d.folder)
-
-
-@pytest.fixture(scope="session")
-def x(fleet, reference_x) -> Stack:
-    return fleet.start("X", reference_x.folder, scores=True)
-
-
-@pytest.fixture(scope="session")
-def b(fleet, reference_b) -> Stack:
-    return fleet.start("B", reference_b.folder, scores=True)
-
-
-@pytest.fixture(scope="session")
-def y(fleet, reference_y) -> Stack:
-    return fleet.start("Y", reference_y.folder, "--task", "score", scores=True)
-
-
-@pytest.fixture(scope="session")
-def m(fleet, reference_m) -> Stack:
-    return fleet.start("M", reference_m.folder)
-
-
-@pytest.fixture(scope="session")
-def w(fleet, reference_w) -> Stack:
-    return fleet.start("W", reference_w.folder)
+e = stack("e", *E_FLAGS)
+d = stack("d")
+x = stack("x", scores=True)
+b = stack("b", scores=True)
+y = stack("y", "--task", "score", scores=True)
+m = stack("m")
+w = stack("w")
 
 
 @pytest.fixture(scope="session")

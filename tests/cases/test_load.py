@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from tests.cases import models
 from tests.cases.client import assert_same, message_of, together, wait_for
 from tests.cases.fleet import started
 from tests.stack.test_operators import children
@@ -199,3 +200,15 @@ def test_bc_094_first_requests_after_ready(reference_e, whole, capfd):
             assert_same(rows, same)
             if whole:  # a busy machine would make it a matter of luck
                 assert early <= max(5 * late, 0.25), "the bound that is stated for rare shapes"
+
+
+def test_a_quiet_stream_outlives_the_pings(reference_e, whole, capfd):
+    """With the times that are really set; `tests/stack/test_keepalive.py` has them shortened."""
+    if not whole:
+        pytest.skip("takes more than a minute")
+    with started(reference_e.folder, IVY_LOG_LEVEL="info") as stack:
+        time.sleep(75)  # five pings of the gateway's, two of the server's
+        assert stack.embed("still there").shape == (1, models.WIDTH)
+        said = "".join(capfd.readouterr())
+    assert said.count(": ready") >= 1
+    assert ": connecting" not in said.partition(": ready")[2].partition("stopping")[0]

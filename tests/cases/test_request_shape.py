@@ -14,6 +14,7 @@ from tests.cases import models
 from tests.cases.client import assert_refused, assert_same, message_of
 from tests.cases.conftest import STRICT_BODY_BYTES
 from tests.cases.fleet import started
+from tests.ivy_gateway.conftest import start_gateway  # noqa: F401 - a fixture
 from tests.models.parity import randomize
 
 ROUTES = [("/v1/embeddings", "input"), ("/embeddings", "input"), ("/embed", "inputs")]
@@ -153,6 +154,18 @@ def test_bc_015_bodies_around_the_limit(strict, many):
     size = STRICT_BODY_BYTES + 1024
     reply = strict.post_raw("/embed", body(size, many))
     assert_refused(reply, str(STRICT_BODY_BYTES), str(size), status=[413])
+
+
+async def test_bc_015_a_refused_body_is_logged_once(start_gateway, caplog):  # noqa: F811
+    """In this process, where the log is at hand; and the setting takes effect."""
+    async with start_gateway(max_body_bytes=1000) as gateway:
+        for path, field in (("/embed", "inputs"), ("/v1/embeddings", "input")):
+            caplog.clear()
+            assert (await gateway.post(path, **{field: "x" * 900})).status_code == 200
+            assert (await gateway.post(path, **{field: "x" * 1100})).status_code == 413
+            told = [r for r in caplog.records if "max-body-bytes" in r.getMessage()]
+            assert [(r.levelname, "1000" in r.getMessage()) for r in told] == [("WARNING", True)]
+            assert path in told[0].getMessage()
 
 
 def test_the_reference_and_the_kinds_are_what_they_say(reference_e, reference_d):

@@ -7,11 +7,13 @@ any other value, which must be equal.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import jsonschema
 
 from tests.cases.client import Stack
 
@@ -59,6 +61,14 @@ class Fact:
             if self.more_keys:
                 body = {key: body[key] for key in body if key in _keys(self.shape)}
             problem = mismatch(body, self.shape, "body")
+            assert problem is None, problem
+        self._check_documented(stack, reply)
+
+    def _check_documented(self, stack: Stack, reply: httpx.Response) -> None:
+        """The reply is what the stack's own OpenAPI document says of the route, where it is in there."""
+        document = _document_of(stack.base)
+        if document.has(self.path, self.method.lower()):
+            problem = document.problem(self.path, self.method.lower(), reply)
             assert problem is None, problem
 
     def _answer(self, stack: Stack) -> httpx.Response:
@@ -109,3 +119,67 @@ def _object_mismatch(value: Any, shape: dict[str, Any], place: str) -> str | Non
     by_name = {key.rstrip("?"): one for key, one in shape.items()}
     found = (mismatch(value[key], by_name[key], f"{place}.{key}") for key in value)
     return next((problem for problem in found if problem), None)
+
+
+class Document:
+    """An OpenAPI document, asked what it says of a route."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._paths = content["paths"]
+
+    def operation(self, path: str, method: str) -> dict[str, Any]:
+        """What it says of one method of one path."""
+        return self._paths[path][method]
+
+    def has(self, path: str, method: str) -> bool:
+        """Whether it says anything of it."""
+        return method in self._paths.get(path, {})
+
+    def posts(self) -> set[str]:
+        """Every path that takes a POST."""
+        return {path for path, methods in self._paths.items() if "post" in methods}
+
+    def takes(self, path: str) -> dict[str, Any]:
+        """The schema of a POST's body."""
+        return self._body(path)["schema"]
+
+    def examples(self) -> list[tuple[str, Any]]:
+        """Every route with a body, and the example of one."""
+        return [(path, self._body(path)["example"]) for path in self.posts() if self._has_body(path)]
+
+    def fields(self, path: str) -> set[str]:
+        """The fields of a POST's body, `a`, and those of objects inside, `a.b`."""
+        outer = self.takes(path)["properties"]
+        inner = {f"{name}.{key}" for name, schema in outer.items() for key in _all_properties(schema)}
+        return set(outer) | inner
+
+    def problem(self, path: str, method: str, reply: httpx.Response) -> str | None:
+        """Where a reply is not of its schema, or None."""
+        answers = self.operation(path, method)["responses"]
+        content = answers.get(str(reply.status_code), answers["default"]).get("content", {})
+        kind = reply.headers.get("content-type", "").partition(";")[0]
+        if kind not in content:
+            return None if not content and not reply.content else f"{kind} is not documented"
+        if kind != "application/json":
+            return None
+        try:
+            jsonschema.validate(reply.json(), content[kind]["schema"])
+        except jsonschema.ValidationError as error:
+            return f"{error.json_path}: {error.message[:200]}"
+        return None
+
+    def _has_body(self, path: str) -> bool:
+        return "requestBody" in self.operation(path, "post")
+
+    def _body(self, path: str) -> dict[str, Any]:
+        return self.operation(path, "post")["requestBody"]["content"]["application/json"]
+
+
+@functools.cache
+def _document_of(base: str) -> Document:
+    return Document(httpx.get(f"{base}/openapi.json", timeout=60, trust_env=False).json())
+
+
+def _all_properties(schema: Mapping[str, Any]) -> set[str]:
+    inner = set(schema.get("properties", {}))
+    return inner.union(*(_all_properties(one) for one in schema.get("anyOf", [])))

@@ -76,6 +76,9 @@ EMBED = [
     ),
     refused("an unknown model", "/v1/embeddings", {"input": "x", "model": "nope"}, 404),
     refused("no input", "/v1/embeddings", {"model": "E"}),
+    refused(
+        "input beside messages", "/v1/embeddings", {"input": "x", "messages": [CHAT]}, message="not both"
+    ),
     refused("an empty text", "/v1/embeddings", {"input": ""}),
     refused("dimensions it was not trained for", "/v1/embeddings", {"input": "x", "dimensions": 32}),
     refused("a side that is none", "/v1/embeddings", {"input": "x", "truncation_side": "middle"}),
@@ -84,6 +87,7 @@ EMBED = [
     refused("too long", "/v1/embeddings", {"input": LONG, "truncate": False}),
 ]
 POOLED = {"index": int, "object": "pooling", "data": ANY}
+POOLED_TOKENS = ENVELOPE | {"data": [POOLED | {"data": [[float]]}]}
 POOLING = [
     Fact(
         "as the model pools", "/pooling", {"input": TEXTS}, ENVELOPE | {"data": [POOLED | {"data": [float]}]}
@@ -255,6 +259,28 @@ TOKENS = [
     ),
     Fact("back", "/detokenize", {"tokens": [5572]}, {"prompt": "tea"}),
 ]
+CLASSIFIED_LIST = ENVELOPE | {"data": [CLASSIFIED]}
+INVOCATIONS = [
+    Fact("embeddings", "/invocations", {"input": TEXTS}, EMBEDDINGS),
+    Fact("base64", "/invocations", {"input": "tea", "encoding_format": "base64"}, ENCODED),
+    Fact("pooling, by its task", "/invocations", {"input": "tea", "task": "token_embed"}, POOLED_TOKENS),
+    Fact("an unknown task is a hint", "/invocations", {"input": "tea", "task": "text-matching"}, EMBEDDINGS),
+    Fact("classes", "/invocations", {"input": "tea"}, CLASSIFIED_LIST, to="reranker"),
+    *(
+        Fact(f"scores of {left}", "/invocations", {left: "tea", right: TEXTS}, TWO, to="reranker")
+        for left, right in SIDES
+    ),
+    Fact(
+        "a ranking",
+        "/invocations",
+        {"query": "tea", "documents": TEXTS},
+        RERANKED,
+        to="reranker",
+        more_keys=True,
+    ),
+    refused("a conversation without a template", "/invocations", {"messages": [CHAT]}, message="messages"),
+    refused("one side only", "/invocations", {"text_1": "tea"}, message="text_2"),
+]
 MODEL = {"id": str, "object": "model", "created": int, "owned_by": str, "max_model_len": 512}
 ABOUT = [
     refused("chunks without a contextual model", "/v1/contextualizedembeddings", {"input": [["a", "b"]]}),
@@ -262,11 +288,12 @@ ABOUT = [
     Fact("version", "/version", None, {"version": str}, method="GET"),
     Fact("health", "/health", None, method="GET"),
     Fact("ping", "/ping", None, method="GET"),
+    Fact("ping, posted", "/ping", None),
     Fact("metrics", "/metrics", None, method="GET"),
     refused("an unknown route", "/v1/nothing", {}, 404),
     refused("a wrong method", "/v1/embeddings", None, 405, method="GET"),
 ]
-FACTS = [*EMBED, *POOLING, *CLASSIFY, *SCORE, *RERANK, *COHERE, *TOKENS, *ABOUT]
+FACTS = [*EMBED, *POOLING, *CLASSIFY, *SCORE, *RERANK, *COHERE, *TOKENS, *INVOCATIONS, *ABOUT]
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: f"{fact.path} {fact.name}".replace(" ", "-"))

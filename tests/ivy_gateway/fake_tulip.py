@@ -15,6 +15,7 @@ from protos.tulip.v1 import inference_pb2 as pb
 from protos.tulip.v1 import inference_pb2_grpc
 
 DIMENSIONS = 8
+HEARTBEAT_SECONDS = 0.05  # so that tests need not wait long for one
 
 
 def embedding_row(token_ids: np.ndarray) -> np.ndarray:
@@ -57,7 +58,7 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
     """Answers each chunk in its own task. Everything below may be changed while it runs.
 
     `gate`: chunks wait until it is set. `fail`: from a request to a failure, or None. `row`: from one
-    sequence's ids to its row.
+    sequence's ids to its row. `heartbeat`: what is said of itself, on every stream; `None`: nothing.
     """
 
     def __init__(self, **description) -> None:
@@ -84,6 +85,8 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
         self.gate.set()
         self.fail: Callable[[pb.InferRequest], pb.Failure | None] = lambda request: None
         self.row = score_row if self.description.task == pb.TASK_SCORE else embedding_row
+        self.heartbeat: pb.Heartbeat | None = pb.Heartbeat()
+        self.streams: list[object] = []  # one for each stream that was ever opened
         self.requests: list[pb.InferRequest] = []
         self.arrived = asyncio.Semaphore(0)  # released once per chunk
         self.cancelled = asyncio.Semaphore(0)  # released once per cancel message
@@ -95,12 +98,21 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
 
     async def InferStream(self, request_iterator, context):
         replies: asyncio.Queue[pb.StreamReply | None] = asyncio.Queue()
+        self.streams.append(replies)
         reader = asyncio.create_task(self._read(request_iterator, replies))
+        heart = asyncio.create_task(self._beat(replies))
         try:
             while (reply := await replies.get()) is not None:
                 yield reply
         finally:
             reader.cancel()
+            heart.cancel()
+
+    async def _beat(self, replies) -> None:
+        while True:
+            if self.heartbeat is not None:
+                replies.put_nowait(pb.StreamReply(heartbeat=self.heartbeat))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _read(self, request_iterator, replies) -> None:
         chunks: dict[int, asyncio.Task] = {}
@@ -139,10 +151,14 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
             return embedding_row(ids)
         return sign_bits(ids) if request.output == pb.OUTPUT_BITS else self.row(ids)
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> None:
         self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        if credentials is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, credentials)
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import pytest_asyncio
 
@@ -247,3 +249,28 @@ async def test_none_turns_it_off(start_gateway):
         reply = await gateway.client.options("/embed", headers=PREFLIGHT)
         assert reply.status_code == 405
         assert "access-control-allow-origin" not in reply.headers
+
+
+async def test_keys_follow_their_file_and_a_broken_file_changes_nothing(start_gateway, tmp_path, monkeypatch):
+    monkeypatch.setattr(access, "FOLLOW_SECONDS", 0.02)
+    file = tmp_path / "keys"
+    file.write_text("old-key\n")
+    async with start_gateway(api_keys_file=file) as gateway:
+
+        async def admitted(key: str) -> bool:
+            reply = await gateway.client.get("/info", headers={"authorization": f"Bearer {key}"})
+            return reply.status_code == 200
+
+        assert [await admitted(key) for key in ("old-key", "new-key")] == [True, False]
+        other = tmp_path / "other"
+        other.write_text("new-key\nthird-key\n")
+        other.replace(file)
+        async with asyncio.timeout(20):
+            while not await admitted("new-key"):
+                await asyncio.sleep(0.02)
+        assert [await admitted(key) for key in ("old-key", "third-key")] == [False, True]
+        file.write_text("# nothing\n")
+        await asyncio.sleep(0.2)
+        file.unlink()
+        await asyncio.sleep(0.2)
+        assert await admitted("new-key")

@@ -184,7 +184,7 @@ CLASSIFY = [
     ({"input": [[10**6]]}, 400, "input[0]", "1000000"),
     ({"input": ["a"] * 51}, 400, None, "batch size 51"),
     ({"input": "a", "model": "nope"}, 404, "model", "served: minilm"),
-    ({"messages": [{"role": "user", "content": "a"}]}, 400, "messages", "not supported"),
+    ({"messages": [{"role": "user", "content": "a"}]}, 400, "messages", "no chat template"),
     ({"input": "a", "add_special_tokens": False}, 400, "add_special_tokens", "true or absent"),
     ({"input": "a", "use_activation": 1}, 400, "use_activation", "a boolean"),
     ({"input": LONG, "truncate": False}, 400, "input[0]", "256"),

@@ -315,6 +315,7 @@ async def test_everyone_is_still_served_after_all_that(embedder, reranker):
 TABLE = [
     (errors.EmptyInput, 400, "Empty", 400, "invalid_request_error", None),
     (errors.MalformedJson, 400, "Validation", 400, "invalid_request_error", None),
+    (errors.InvalidHeader, 400, "Validation", 400, "invalid_request_error", None),
     (errors.InvalidField, 422, "Validation", 400, "invalid_request_error", None),
     (errors.InvalidValue, 422, "Validation", 400, "invalid_request_error", None),
     (errors.TooLong, 422, "Validation", 400, "invalid_request_error", "context_length_exceeded"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import time
+from dataclasses import replace
 
 import grpc
 import numpy as np
 import pytest
 
-from ivy_gateway import replica as replica_module
+from ivy_gateway import replicas as replicas_module
+from ivy_gateway import request_context
 from ivy_gateway.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -18,9 +22,11 @@ from ivy_gateway.errors import (
     StartupError,
     Unavailable,
 )
-from ivy_gateway.jobs import Chunk, EncodedInput
-from ivy_gateway.replica import ReplicaState
-from ivy_gateway.replicas import ReplicaPool
+from ivy_gateway.jobs import Chunk, EncodedInput, Lane
+from ivy_gateway.replica import LinkSettings, ReplicaState
+from ivy_gateway.replicas import PoolSettings, ReplicaPool
+from ivy_gateway.request_context import RequestContext
+from ivy_gateway.resolver import Resolver
 from protos.codec import decode_tensor, encode_tensor
 from protos.tulip.v1 import inference_pb2 as pb
 from tests.ivy_gateway.fake_tulip import FakeTulip, embedding_row, failure, serving
@@ -48,11 +54,12 @@ async def until(condition) -> None:
 
 
 @contextlib.asynccontextmanager
-async def pool_of(*tulips: FakeTulip, ready: int | None = None, max_waiting_tokens: int = 0):
+async def pool_of(*tulips: FakeTulip, ready: int | None = None, **settings):
     for tulip in tulips:
         tulip.description.tokenizer_hash = tulip.description.tokenizer_hash or HASH
     async with serving(*tulips):
-        pool = ReplicaPool([t.address for t in tulips], HASH, max_waiting_tokens)
+        settings = {"patience_seconds": 0.0, **settings}
+        pool = ReplicaPool([t.address for t in tulips], HASH, PoolSettings(**settings))
         async with pool.running():
             await until(lambda: pool.num_ready == (len(tulips) if ready is None else ready))
             yield pool
@@ -185,7 +192,7 @@ async def test_client_mistakes_are_not_retried():
 
 def test_a_pool_without_replicas_does_not_start():
     with pytest.raises(StartupError):
-        ReplicaPool([], HASH, 0)
+        ReplicaPool([], HASH)
 
 
 async def test_lost_stream_moves_the_chunk_to_the_other_replica():
@@ -309,25 +316,298 @@ async def test_waiting_leases_fail_when_the_last_replica_goes():
         assert pool.outstanding_tokens == 0
 
 
-async def test_admission_counts_whole_requests_and_ignores_their_own_size():
-    async with pool_of(FakeTulip(), max_waiting_tokens=100) as pool:
-        with pool.admitted(5000):  # idle: any size
-            with pytest.raises(Overloaded) as refused, pool.admitted(1):
-                pass
-            assert refused.value.retry_after > 0
-        with pool.admitted(99), pool.admitted(5000), pytest.raises(Overloaded):
-            pool.check_admission()
-        with pool.admitted(1):
-            pass
+def state_of(pool: ReplicaPool, i: int = 0) -> ReplicaState:
+    return pool.statuses()[i].state
 
 
-async def test_a_silent_replica_with_work_is_stuck_and_a_busy_one_is_not(monkeypatch):
-    async with pool_of(tulip := FakeTulip()) as pool:
-        monkeypatch.setattr(replica_module, "STALL_SECONDS", 0.05)
+LINK = LinkSettings(silence_seconds=0.4, reconnect_seconds=100.0)
+
+
+async def test_a_silent_replica_is_out_of_rotation_and_its_chunks_are_done_elsewhere():
+    silent, other = FakeTulip(), FakeTulip()
+    silent.gate.clear()
+    async with pool_of(silent, other, link=LINK) as pool:
+        other.gate.clear()
+        works = [asyncio.create_task(pool.infer(chunk(5), soon())) for _ in range(2)]
+        await until(lambda: silent.requests and other.requests)
+        other.gate.set()
+        silent.heartbeat = None
+        for work in works:
+            assert len((await work).rows) == 1
+        assert state_of(pool) is ReplicaState.STALLED
+        assert pool.num_ready == 1
+        assert pool.healthy
+        async with asyncio.timeout(20):
+            await silent.cancelled.acquire()  # told to drop it, should it ever wake
+        silent.heartbeat = pb.Heartbeat()
+        await until(lambda: pool.num_ready == 2)
+        silent.gate.set()
+        assert pool.outstanding_tokens == 0
+
+
+async def test_a_busy_replica_stays_in_however_long_it_takes():
+    async with pool_of(tulip := FakeTulip(), link=LINK) as pool:
         tulip.gate.clear()
         work = asyncio.create_task(pool.infer(chunk(5), soon()))
-        await tulip.arrived.acquire()
-        await until(lambda: not pool.healthy)
+        await asyncio.sleep(1.0)
+        assert state_of(pool) is ReplicaState.READY
         tulip.gate.set()
         await work
+
+
+async def test_the_pool_is_red_when_nobody_is_left_and_green_again():
+    async with pool_of(tulip := FakeTulip(), link=LINK) as pool:
+        tulip.heartbeat = None
+        await until(lambda: not pool.healthy)
+        with pytest.raises(Unavailable):
+            await pool.infer(chunk(1), soon())
+        tulip.heartbeat = pb.Heartbeat()
+        await until(lambda: pool.healthy)
+
+
+async def test_the_gateways_own_pauses_are_not_the_servers_silence():
+    async with pool_of(tulip := FakeTulip(), link=LINK) as pool:
+        before = len(tulip.streams)
+        time.sleep(1.0)  # nothing on this loop ran, the servers neither
+        await asyncio.sleep(0.3)
+        assert state_of(pool) is ReplicaState.READY
+        assert len(tulip.streams) == before == 1
+
+
+async def test_long_silence_ends_the_stream_and_another_one_is_opened():
+    link = LinkSettings(silence_seconds=0.2, reconnect_seconds=0.6)
+    async with pool_of(tulip := FakeTulip(), link=link) as pool:
+        tulip.heartbeat = None
+        await until(lambda: len(tulip.streams) >= 2)
+        assert not pool.healthy
+        tulip.heartbeat = pb.Heartbeat()
+        await until(lambda: pool.healthy)
+
+
+async def test_a_wedged_replica_gets_nothing_and_its_chunks_are_done_elsewhere():
+    wedged, other = FakeTulip(), FakeTulip()
+    wedged.gate.clear()
+    async with pool_of(wedged, other) as pool:
+        other.gate.clear()
+        works = [asyncio.create_task(pool.infer(chunk(5), soon())) for _ in range(2)]
+        await until(lambda: wedged.requests and other.requests)
+        other.gate.set()
+        wedged.heartbeat = pb.Heartbeat(wedged=True, oldest_step_us=9_000_000)
+        await asyncio.gather(*works)
+        assert state_of(pool) is ReplicaState.WEDGED
+        await asyncio.gather(*(pool.infer(chunk(5), soon()) for _ in range(10)))
+        assert len(wedged.requests) == 1
+        wedged.heartbeat = pb.Heartbeat()
+        await until(lambda: pool.num_ready == 2)
+
+
+async def test_a_draining_replica_finishes_what_it_has_and_gets_nothing_new():
+    draining, other = FakeTulip(), FakeTulip()
+    async with pool_of(draining, other) as pool:
+        draining.gate.clear()
+        other.gate.clear()
+        works = [asyncio.create_task(pool.infer(chunk(5), soon())) for _ in range(2)]
+        await until(lambda: draining.requests and other.requests)
+        draining.heartbeat = pb.Heartbeat(draining=True)
+        await until(lambda: state_of(pool) is ReplicaState.DRAINING)
+        other.gate.set()
+        await asyncio.gather(*(pool.infer(chunk(5), soon()) for _ in range(10)))
+        draining.gate.set()
+        await asyncio.gather(*works)
+        assert len(draining.requests) == 1
+        assert sum(len(tulip.requests) for tulip in (draining, other)) == 12  # nothing was sent twice
+
+
+async def test_work_waits_for_a_while_when_the_last_replica_has_just_gone():
+    async with pool_of(tulip := FakeTulip(), patience_seconds=20.0) as pool:
+        port = int(tulip.address.rpartition(":")[2])
+        tulip.gate.clear()
+        works = [asyncio.create_task(pool.infer(chunk(3), soon())) for _ in range(5)]
+        await until(lambda: len(tulip.requests) == 5)
+        await tulip.stop()
+        await until(lambda: pool.num_ready == 0)
+        works += [asyncio.create_task(pool.infer(chunk(3), soon())) for _ in range(5)]
+        tulip.gate.set()
+        await tulip.start(port)
+        assert [len(answer.rows) for answer in await asyncio.gather(*works)] == [1] * 10
+        assert pool.outstanding_tokens == 0
+
+
+async def test_patience_ends():
+    async with pool_of(tulip := FakeTulip(), patience_seconds=0.3) as pool:
+        await tulip.stop()
+        await until(lambda: pool.num_ready == 0)
+        with pytest.raises(Unavailable):
+            await pool.infer(chunk(3), soon())
+        assert pool.num_waiting == 0
+
+
+async def test_a_full_server_is_not_asked_twice_but_another_one_is():
+    full, other = FakeTulip(), FakeTulip()
+    async with pool_of(full, other) as pool:
+        full.fail = lambda request: failure(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        for _ in range(4):
+            await pool.infer(chunk(1), soon())
+        assert state_of(pool) is ReplicaState.READY  # full is not broken
+        await other.stop()
+        await until(lambda: pool.num_ready == 1)
+        before = len(full.requests)
+        with pytest.raises(Overloaded):
+            await pool.infer(chunk(1), soon())
+        assert len(full.requests) == before + 1
+
+
+async def test_a_replica_that_only_fails_is_put_out_and_a_poisoned_chunk_puts_out_nobody():
+    broken, other = FakeTulip(), FakeTulip()
+    async with pool_of(broken, other) as pool:
+        for tulip in (broken, other):
+            tulip.fail = lambda request: failure(grpc.StatusCode.INTERNAL)
+        for _ in range(20):
+            with pytest.raises(InferenceFailed):
+                await pool.infer(chunk(1), soon())
+        assert pool.num_ready == 2
+        other.fail = lambda request: None
+        await until_ejected(pool, broken)
+        seen = len(broken.requests)
+        await asyncio.gather(*(pool.infer(chunk(1), soon()) for _ in range(10)))
+        assert len(broken.requests) == seen
+        broken.fail = lambda request: None
+        await until(lambda: state_of(pool) is ReplicaState.READY)
+        for _ in range(4):
+            await pool.infer(chunk(1), soon())
+        assert len(broken.requests) > seen
+
+
+async def until_ejected(pool: ReplicaPool, broken: FakeTulip) -> None:
+    async with asyncio.timeout(20):
+        while state_of(pool) is not ReplicaState.EJECTED:
+            await pool.infer(chunk(1), soon())
+
+
+async def test_the_last_replica_is_not_put_out_for_its_failures():
+    first, second = FakeTulip(), FakeTulip()
+    async with pool_of(first, second) as pool:
+        first.fail = lambda request: failure(grpc.StatusCode.INTERNAL)
+        await until_ejected(pool, first)
+        await second.stop()
+        await until(lambda: state_of(pool, 1) is ReplicaState.CONNECTING)
         assert pool.healthy
+        first.fail = lambda request: None
+        assert len((await pool.infer(chunk(1), soon())).rows) == 1
+
+
+async def test_bulk_chunks_leave_room_for_others_and_go_behind_them():
+    async with pool_of(tulip := FakeTulip(max_waiting_tokens=100), bulk_patience_seconds=20.0) as pool:
+        tulip.gate.clear()
+
+        def send(cost: int, lane: Lane) -> asyncio.Task:
+            return asyncio.create_task(pool.infer(replace(chunk(cost), lane=lane), soon()))
+
+        works = [send(40, Lane.BULK), send(30, Lane.BULK), send(30, Lane.INTERACTIVE)]
+        await until(lambda: len(tulip.requests) == 2)
+        assert [request.lane for request in tulip.requests] == [pb.LANE_BULK, pb.LANE_INTERACTIVE]
+        assert pool.num_waiting == 1
+        tulip.gate.set()
+        await asyncio.gather(*works)
+        assert pool.outstanding_tokens == 0
+
+
+async def test_the_requests_name_and_trace_travel_with_its_chunks():
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with pool_of(tulip := FakeTulip()) as pool:
+        token = request_context.enter(RequestContext("request-7", trace))
+        await pool.infer(chunk(1), soon())
+        request_context.leave(token)
+        await pool.infer(chunk(1), soon())
+    sent = [(request.request_id, request.traceparent) for request in tulip.requests]
+    assert sent == [("request-7", trace), ("", "")]
+
+
+class Names:
+    """A lookup whose answer the test changes."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = list(addresses)
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        return self.addresses
+
+
+async def test_replicas_of_a_name_join_and_leave_while_work_goes_on(monkeypatch):
+    tulips = [FakeTulip(tokenizer_hash=HASH) for _ in range(3)]
+    async with serving(*tulips):
+        names = Names(tulips[0].address)
+        monkeypatch.setattr(
+            replicas_module, "Resolver", lambda given: Resolver([tulips[2].address, *given], names)
+        )
+        pool = ReplicaPool(["dns:tulip:50051"], HASH, PoolSettings(resolve_seconds=0.05))
+        async with pool.running():
+            await until(lambda: pool.num_ready == 2)
+            names.addresses = [tulip.address for tulip in tulips]  # one of them is there already
+            await until(lambda: pool.num_ready == 3)
+            tulips[0].gate.clear()
+            works = [asyncio.create_task(pool.infer(chunk(5), soon())) for _ in range(3)]
+            await until(lambda: tulips[0].requests)
+            names.addresses = [tulips[1].address]
+            await until(lambda: ReplicaState.LEAVING in {s.state for s in pool.statuses()})
+            await asyncio.gather(*(pool.infer(chunk(5), soon()) for _ in range(5)))
+            assert len(tulips[0].requests) == 1
+            tulips[0].gate.set()
+            await asyncio.gather(*works)
+            await until(lambda: {s.address for s in pool.statuses()} == {t.address for t in tulips[1:]})
+            assert sum(len(tulip.requests) for tulip in tulips) == 8  # nothing was sent twice
+            assert pool.outstanding_tokens == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_lease_is_ever_lost(seed):
+    """Chunks, hang-ups, short deadlines, failures, losses and silences at random: everything comes back."""
+    chance = random.Random(seed)
+    tulips = [FakeTulip(max_waiting_tokens=200) for _ in range(3)]
+    link = LinkSettings(silence_seconds=0.2, reconnect_seconds=0.5)
+    async with pool_of(*tulips, link=link, patience_seconds=1.0, bulk_patience_seconds=0.05) as pool:
+        codes = [getattr(grpc.StatusCode, name) for name in ("UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED")]
+        for tulip in tulips:
+            tulip.fail = lambda request: failure(chance.choice(codes)) if chance.random() < 0.1 else None
+
+        async def work() -> None:
+            lane = chance.choice(list(Lane))
+            await pool.infer(
+                replace(chunk(chance.randint(1, 150)), lane=lane), soon(chance.choice((0.05, 3)))
+            )
+
+        works = []
+        for _ in range(400):
+            works.append(asyncio.create_task(work()))
+            if chance.random() < 0.3:
+                chance.choice(works).cancel()
+            await disturb(chance, chance.choice(tulips))
+            await asyncio.sleep(0.002)
+        for tulip in tulips:
+            tulip.gate.set()
+        await asyncio.gather(*works, return_exceptions=True)
+        assert pool.outstanding_tokens == 0
+        assert pool.num_waiting == 0
+        assert [status.outstanding_tokens for status in pool.statuses()] == [0, 0, 0]
+        for tulip in tulips:
+            tulip.heartbeat, tulip.fail = pb.Heartbeat(), lambda request: None
+        await until(lambda: pool.num_ready == 3)
+        assert len((await pool.infer(chunk(5), soon())).rows) == 1
+
+
+async def disturb(chance: random.Random, tulip: FakeTulip) -> None:
+    match chance.randrange(40):
+        case 0:
+            port = int(tulip.address.rpartition(":")[2])
+            await tulip.stop()
+            await tulip.start(port)
+        case 1 | 2:
+            tulip.gate.clear()
+        case 3 | 4 | 5:
+            tulip.gate.set()
+        case 6:
+            tulip.heartbeat = None
+        case 7:
+            tulip.heartbeat = pb.Heartbeat(wedged=chance.random() < 0.5)
+        case 8 | 9 | 10:
+            tulip.heartbeat = pb.Heartbeat()

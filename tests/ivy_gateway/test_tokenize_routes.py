@@ -285,7 +285,7 @@ VLLM = [
     ("/tokenize", {"prompt": ["a"]}, 400, "prompt", "must be a string"),
     ("/tokenize", {"prompt": "a", "model": "nope"}, 404, "model", "served: minilm"),
     ("/tokenize", {"prompt": "a", "return_token_strs": 1}, 400, "return_token_strs", "a boolean"),
-    ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, 400, "messages", "not supported"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, 400, "messages", "no chat template"),
     ("/detokenize", {}, 400, "tokens", "`tokens` is required"),
     ("/detokenize", {"tokens": []}, 400, "tokens", "cannot be empty"),
     ("/detokenize", {"tokens": [[5]]}, 400, "tokens[0]", "must be a token id"),

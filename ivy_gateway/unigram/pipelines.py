@@ -1,0 +1,138 @@
+"""Which tokenizer pipelines the extension can run: read from the library's own description of a live object.
+
+From the live object, not from the file: the library reads scores with a parser that is off by one unit in
+the last place for many, and ties between segmentations turn on that.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ivy_gateway.unigram import _native, bert_characters, graphemes
+
+Json = dict[str, Any]
+
+_META = "▁"
+_COLLAPSE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+_MAX_WORD = 255  # characters that a word of the extension can have
+# Below it a piece always beats the same characters as unknown ones, each at the lowest score less 10.
+_MAX_LOWEST_SCORE = 20.0
+
+
+class Unsupported(Exception):
+    """The extension cannot run this tokenizer; the message says why."""
+
+
+def build(tokenizer: Tokenizer, num_threads: int) -> tuple[_native.Encoder, list[str]]:
+    """An encoder that gives the ids of `tokenizer`, and the vocabulary's pieces.
+
+    Raises `Unsupported` for a pipeline that the extension does not know.
+    """
+    content: Json = json.loads(tokenizer.to_str())
+    _require(content["truncation"] is None and content["padding"] is None, "truncation or padding")
+    vocabulary = content["model"].get("vocab")
+    match content["model"]["type"]:
+        case "Unigram":
+            return _unigram(content, num_threads), [piece for piece, _ in vocabulary]
+        case "WordPiece":
+            return _wordpiece(content, num_threads), list(vocabulary)
+        case other:
+            raise Unsupported(f"a {other} model")
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise Unsupported(otherwise)
+
+
+def _unigram(content: Json, num_threads: int) -> _native.Encoder:
+    _require(_same_unicode(), "the library has another version of Unicode")
+    model = content["model"]
+    _check_unknown(model)
+    charsmap, collapses_spaces = _normalizer(content["normalizer"])
+    return _native.unigram(
+        pieces=[piece for piece, _ in model["vocab"]],
+        scores=[score for _, score in model["vocab"]],
+        unknown_token=model["unk_id"],
+        charsmap=base64.b64decode(charsmap),
+        splits_white_space=_splits_white_space(content["pre_tokenizer"]),
+        collapses_spaces=collapses_spaces,
+        added_tokens=_added_tokens(content["added_tokens"]),
+        num_threads=num_threads,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _same_unicode() -> bool:
+    return graphemes.agrees(_native.grapheme_ranges())
+
+
+def _check_unknown(model: Json) -> None:
+    """Raise `Unsupported` unless every run of unknown characters is one unknown token."""
+    _require(not model.get("byte_fallback"), "byte fallback")
+    _require(model.get("unk_id") is not None, "no unknown token")
+    scores = [score for _, score in model["vocab"]]
+    _require(min(scores) < _MAX_LOWEST_SCORE, "scores that are all high")
+    unknown = model["vocab"][model["unk_id"]][0]
+    longer = any(unknown in piece and piece != unknown for piece, _ in model["vocab"])
+    _require(not longer, "a piece that holds the unknown token's spelling")
+
+
+def _normalizer(normalizer: Json | None) -> tuple[str, bool]:
+    """The charsmap in base64, and whether spaces in a row become one."""
+    stages = _stages(normalizer, "normalizers")
+    if stages and stages[0]["type"] == "Precompiled" and stages[1:] in ([], [_COLLAPSE]):
+        return stages[0]["precompiled_charsmap"], len(stages) == 2
+    raise Unsupported("its normalizer")
+
+
+def _splits_white_space(pre_tokenizer: Json | None) -> bool:
+    stages = _stages(pre_tokenizer, "pretokenizers")
+    _require(bool(stages) and _is_metaspace(stages[-1]), "its pre-tokenizer")
+    _require(stages[:-1] in ([], [{"type": "WhitespaceSplit"}]), "its pre-tokenizer")
+    return len(stages) == 2
+
+
+def _is_metaspace(stage: Json) -> bool:
+    wanted = {"type": "Metaspace", "replacement": _META, "prepend_scheme": "always", "split": True}
+    return wanted | stage == wanted
+
+
+def _stages(stage: Json | None, parts: str) -> list[Json]:
+    if stage is None:
+        return []
+    return [inner for part in stage[parts] for inner in _stages(part, parts)] if parts in stage else [stage]
+
+
+def _added_tokens(tokens: list[Json]) -> list[tuple[str, int, bool, bool]]:
+    for token in tokens:
+        plain = not token["normalized"] and not token["single_word"] and token["content"]
+        _require(bool(plain) and not any(c.isspace() for c in token["content"]), "an added token's options")
+    return [(token["content"], token["id"], token["lstrip"], token["rstrip"]) for token in tokens]
+
+
+def _wordpiece(content: Json, num_threads: int) -> _native.Encoder:
+    model, normalizer = content["model"], content["normalizer"]
+    _require(normalizer is not None and normalizer["type"] == "BertNormalizer", "its normalizer")
+    _require(content["pre_tokenizer"] == {"type": "BertPreTokenizer"}, "its pre-tokenizer")
+    _require(model["max_input_chars_per_word"] <= _MAX_WORD, "words of more than 255 characters")
+    _require(model["unk_token"] in model["vocab"], "no unknown token")
+    characters = bert_characters.of(json.dumps(normalizer, sort_keys=True))
+    return _native.wordpiece(
+        pieces=list(model["vocab"].items()),
+        continuing_prefix=model["continuing_subword_prefix"],
+        unknown_token=model["vocab"][model["unk_token"]],
+        max_characters=model["max_input_chars_per_word"],
+        normalized=characters.normalized,
+        removed=characters.removed,
+        isolated=characters.isolated,
+        punctuation=characters.punctuation,
+        reordering=characters.reordering,
+        added_tokens=_added_tokens(content["added_tokens"]),
+        num_threads=num_threads,
+    )

@@ -1,0 +1,39 @@
+// What every kind of tokenizer offers, and the memory one thread needs for it.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "memory.hpp"
+#include "text.hpp"
+#include "viterbi.hpp"
+#include "word_cache.hpp"
+
+namespace ivy {
+
+// Owned by one thread at a time, and kept for the next call. The cache belongs to one tokenizer.
+struct Scratch {
+    static constexpr std::size_t kSlack = WordCache::kMaxCodes + 1;  // read beyond a word's end
+
+    Vector<std::int32_t> tokens;
+    Vector<Code> word = Vector<Code>(ShortWord::kMaxWord + kSlack);
+    ShortWord short_word;
+    LongWord long_word;
+    WordCache cache;
+};
+
+class Model {
+public:
+    static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
+
+    Model() = default;
+    Model(const Model&) = delete;
+    Model& operator=(const Model&) = delete;
+    virtual ~Model() = default;
+
+    // Appends the ids of `text`, without special tokens of a template. Stops early once there are `limit`:
+    // there may be some more. False for a text that only the library can encode; its ids mean nothing then.
+    virtual bool encode(const Text& text, std::size_t limit, Scratch& scratch) const = 0;
+};
+
+}  // namespace ivy
