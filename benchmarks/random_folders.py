@@ -2,7 +2,8 @@
 
     python -m benchmarks.random_folders SHAPE FOLDER [--tokenizer FILE] [--seed 0]
 
-The folders are ordinary sentence-transformers folders: every server and library loads them.
+Those of encoders are ordinary sentence-transformers folders; those of scorers hold what transformers'
+sequence classifiers load. Every server and library reads them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+if TYPE_CHECKING:  # settings alone are written without waiting for torch
+    import torch
+    from torch import Tensor
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -27,8 +28,14 @@ class FolderShape:
     """What a folder says of itself; weights follow from `config`."""
 
     config: dict[str, Any]
-    pooling: str
+    pooling: str | None  # None: a scorer, whose head is among the weights
     max_length: int
+
+    def as_scorer(self, architecture: str, pad_token_id: int) -> FolderShape:
+        """The same trunk under a head with one label, which pools the last token that is not padding."""
+        head = {"architectures": [architecture], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        config = {**self.config, **head, "pad_token_id": pad_token_id}
+        return FolderShape(config, None, self.max_length)
 
 
 SHAPES: dict[str, FolderShape] = {
@@ -73,11 +80,17 @@ SHAPES: dict[str, FolderShape] = {
         max_length=512,
     ),
 }
+SHAPES["qwen3-0.6b-score"] = SHAPES["qwen3-0.6b"].as_scorer("Qwen3ForSequenceClassification", 151_643)
 
 
 def tensor_shapes(config: dict[str, Any]) -> Shapes:
     """Names and shapes of a checkpoint with this `config`."""
-    yield from {"qwen3": _qwen3_shapes, "bert": _bert_shapes}[config["model_type"]](config)
+    trunk = {"qwen3": _qwen3_shapes, "bert": _bert_shapes}[config["model_type"]](config)
+    if config["architectures"][0] != "Qwen3ForSequenceClassification":
+        yield from trunk
+        return
+    yield from (("model." + name, shape) for name, shape in trunk)
+    yield "score.weight", (len(config["id2label"]), config["hidden_size"])
 
 
 def _qwen3_shapes(config: dict[str, Any]) -> Shapes:
@@ -128,6 +141,8 @@ def _norm_and_bias(name: str, width: int) -> Shapes:
 
 def random_tensors(config: dict[str, Any], seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Matrices of standard deviation 0.02, norm weights around 1, biases around 0."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
 
     def values(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -140,26 +155,40 @@ def random_tensors(config: dict[str, Any], seed: int, dtype: torch.dtype) -> dic
 
 def write_folder(folder: Path, shape: FolderShape, seed: int = 0, tokenizer: Path | None = None) -> None:
     """Write the folder; an existing one is overwritten file by file."""
-    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
     dtype = getattr(torch, shape.config.get("torch_dtype", "float32"))
     save_file(random_tensors(shape.config, seed, dtype), folder / "model.safetensors", {"format": "pt"})
-    modules = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    write_settings(folder, shape)
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+
+
+def write_settings(folder: Path, shape: FolderShape) -> None:
+    """Everything but weights and tokenizer: all that a gateway reads of a model."""
     files: dict[str, Any] = {
         "config.json": shape.config,
+        "sentence_bert_config.json": {"max_seq_length": shape.max_length, "do_lower_case": False},
+    }
+    if shape.pooling is not None:
+        files |= _pooling_modules(shape.config["hidden_size"], shape.pooling)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _pooling_modules(width: int, pooling: str) -> dict[str, Any]:
+    """The chain of sentence-transformers: trunk, pooling, unit length."""
+    modules = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    return {
         "modules.json": [
             {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for i, (path, kind) in enumerate(modules)
         ],
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": shape.config["hidden_size"],
-            "pooling_mode": shape.pooling,
-        },
-        "sentence_bert_config.json": {"max_seq_length": shape.max_length, "do_lower_case": False},
+        "1_Pooling/config.json": {"word_embedding_dimension": width, "pooling_mode": pooling},
     }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    if tokenizer is not None:
-        shutil.copyfile(tokenizer, folder / "tokenizer.json")
 
 
 def main() -> None:
