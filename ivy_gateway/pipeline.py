@@ -46,10 +46,10 @@ from ivy_gateway.jobs import (
     Usage,
 )
 from ivy_gateway.model_profile import ModelProfile
-from ivy_gateway.replica import ChunkRows
 from ivy_gateway.replicas import ReplicaPool
 from ivy_gateway.templates import JobInput, apply_prompt
 from ivy_gateway.tokenizer import TextTokenizer, num_characters
+from ivy_gateway.wire import ChunkRows
 from protos.codec import MAX_ROW_BYTES
 from protos.stamps import stamp
 from protos.tulip.v1 import inference_pb2 as pb
@@ -214,7 +214,7 @@ class Pipeline:
         served = self.pool.description
         if job.dimensions is not None:
             self.profile.dimensions.check(job.dimensions, served.dimensions, job.dimensions_field)
-        jobs = [replace(job, output=output) for output in outputs]
+        jobs = [job if output is job.output else replace(job, output=output) for output in outputs]
         quantized = pb.OUTPUT_INT8 in served.outputs
         wired = vectors.wire_outputs(jobs, served.dimensions, quantized=quantized)
         began = _now()

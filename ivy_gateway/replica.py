@@ -13,25 +13,16 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
-from numpy.typing import NDArray
 
-from ivy_gateway import metrics, request_context, tracing
+from ivy_gateway import metrics
 from ivy_gateway.ejection import FailureRecord
-from ivy_gateway.errors import (
-    DeadlineExceeded,
-    InferenceFailed,
-    InvalidValue,
-    IvyError,
-    Overloaded,
-    Unavailable,
-)
+from ivy_gateway.errors import DeadlineExceeded, Unavailable
 from ivy_gateway.jobs import Chunk, Lane, Output
-from protos.codec import CHANNEL_OPTIONS, CodecError, decode_tensor, encode_tensor
+from ivy_gateway.wire import ChunkRows, Dispatch, to_error, to_rows
+from protos.codec import CHANNEL_OPTIONS, FRAME_BYTES
 from protos.stamps import stamp
 from protos.tulip.v1 import inference_pb2 as pb
 from protos.tulip.v1 import inference_pb2_grpc
@@ -55,27 +46,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),  # one connection per replica object, never a shared one
 )
-
-# What a gRPC status means to the client of the gateway. Any other code is a failure of the engine.
-_FAILURES: dict[int, type[IvyError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT.value[0]: InvalidValue,
-    grpc.StatusCode.OUT_OF_RANGE.value[0]: InvalidValue,
-    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: Overloaded,
-    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: DeadlineExceeded,
-    grpc.StatusCode.CANCELLED.value[0]: Unavailable,
-    grpc.StatusCode.UNAVAILABLE.value[0]: Unavailable,
-}
-
-_OUTPUTS = {
-    Output.OWN: pb.OUTPUT_OWN,
-    Output.INT8: pb.OUTPUT_INT8,
-    Output.BITS: pb.OUTPUT_BITS,
-    Output.TOKENS: pb.OUTPUT_TOKENS,
-}
-
-_LANES = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BULK: pb.LANE_BULK}
-
-Rows = NDArray[Any]
 
 
 class ReplicaState(enum.Enum):
@@ -114,15 +84,6 @@ class ReplicaStatus:
     description: pb.DescribeReply | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkRows:
-    """A chunk's rows, as its output says, and its seconds in the replica's queue and under computation."""
-
-    rows: Rows
-    queue: float
-    inference: float
-
-
 class ReplicaRefused(Exception):
     """The replica is alive but serves something else than this gateway does; the message says what."""
 
@@ -156,7 +117,7 @@ class Replica:
         self._leaving = False
         self._outstanding = dict.fromkeys(Lane, 0)
         self._pending: dict[int, asyncio.Future[pb.InferReply]] = {}
-        self._outbox: asyncio.Queue[pb.StreamRequest] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[int, Dispatch | None]] = asyncio.Queue()  # None: a cancel
         self._next_id = 1
         self._backoff = FIRST_BACKOFF_SECONDS
         self._silence = 0.0  # seconds without a message, of those in which this process ran
@@ -236,16 +197,16 @@ class Replica:
         correlation_id, reply = self._send(chunk, deadline)
         try:
             async with asyncio.timeout_at(deadline):
-                rows = _decode(await reply, chunk, self._row_width(chunk.output))
+                rows = to_rows(await reply, chunk, self._row_width(chunk.output))
             metrics.phase_ended("wire", max(0.0, _now() - began - rows.queue - rows.inference))
             return rows
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the rows were there") from None
         except _FailedChunk as failed:
-            raise _to_error(failed.failure, chunk) from None
+            raise to_error(failed.failure, chunk) from None
         finally:
             if self._pending.pop(correlation_id, None) is not None and not _answered(reply):
-                self._outbox.put_nowait(pb.StreamRequest(correlation_id=correlation_id, cancel=pb.Cancel()))
+                self._outbox.put_nowait((correlation_id, None))
 
     def _row_width(self, output: Output) -> int:
         """Values in a row of `output`; 0: the server has not said."""
@@ -261,11 +222,9 @@ class Replica:
     def _send(self, chunk: Chunk, deadline: float) -> tuple[int, asyncio.Future[pb.InferReply]]:
         if self._stream_state is not ReplicaState.READY:
             raise Unavailable(f"the server at {self.address} was lost")
-        assert self.description is not None
         correlation_id, self._next_id = self._next_id, self._next_id + 1
-        request = _encode(chunk, deadline, with_segments=self.description.num_segments > 1)
         reply = self._pending[correlation_id] = asyncio.get_running_loop().create_future()
-        self._outbox.put_nowait(pb.StreamRequest(correlation_id=correlation_id, infer=request))
+        self._outbox.put_nowait((correlation_id, Dispatch.of(chunk, deadline)))
         stamp("gateway.sent")
         metrics.chunk_sent()
         return correlation_id, reply
@@ -306,6 +265,9 @@ class Replica:
             reason = "the stream broke"
         except TimeoutError:
             reason = f"no message for {self._settings.reconnect_seconds:g} s"
+        except Exception as error:  # noqa: BLE001 - it costs this connection, and not the replica for ever
+            reason = f"a bug in the gateway: {error!r}"
+            logger.exception("this is a bug: the connection to replica %s", self.address)
         finally:
             self.accepted = False
             self._change_state(state, reason)
@@ -328,18 +290,36 @@ class Replica:
         self._silence = 0.0
         try:
             async with asyncio.timeout(None) as self._stream:
-                async for reply in call:
-                    self._deliver(reply)
+                async for frame in call:
+                    for reply in frame.replies:
+                        self._deliver(reply)
         finally:
             self._stream = None
             call.cancel()
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[pb.StreamRequest, pb.StreamReply]) -> None:
+    async def _write(self, call: grpc.aio.StreamStreamCall[pb.RequestFrame, pb.ReplyFrame]) -> None:
+        """Send all that waits as one message, up to a size, again and again."""
         # One task owns all writes: grpc.aio allows one at a time, and a cancelled write ends the stream.
         while True:
-            await call.write(await self._outbox.get())
+            entry, room, frame = await self._outbox.get(), FRAME_BYTES, pb.RequestFrame()
+            while True:
+                room -= self._add(frame, *entry)
+                if room <= 0 or self._outbox.empty():
+                    break
+                entry = self._outbox.get_nowait()
+            await call.write(frame)
+
+    def _add(self, frame: pb.RequestFrame, correlation_id: int, dispatch: Dispatch | None) -> int:
+        """Put a chunk, or the cancel of one, into `frame`; the bytes of its ids."""
+        request = frame.requests.add(correlation_id=correlation_id)
+        if dispatch is None:
+            request.cancel.SetInParent()
+            return 0
+        assert self.description is not None
+        dispatch.fill(request.infer, _now(), with_segments=self.description.num_segments > 1)
+        return dispatch.num_bytes
 
     def _deliver(self, reply: pb.StreamReply) -> None:
         self._silence = 0.0
@@ -395,8 +375,7 @@ class Replica:
         """Let every chunk in flight be tried elsewhere, and tell the server, should it ever read on."""
         for correlation_id, future in self._pending.items():
             if not future.done():
-                cancel = pb.StreamRequest(correlation_id=correlation_id, cancel=pb.Cancel())
-                self._outbox.put_nowait(cancel)
+                self._outbox.put_nowait((correlation_id, None))
         self._fail_pending(reason)
 
     def _fail_pending(self, reason: str) -> None:
@@ -415,48 +394,6 @@ class _FailedChunk(Exception):
     def __init__(self, failure: pb.Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
-
-
-def _encode(chunk: Chunk, deadline: float, *, with_segments: bool) -> pb.InferRequest:
-    inputs = chunk.inputs
-    request = pb.InferRequest(
-        token_ids=encode_tensor(np.concatenate([item.token_ids for item in inputs])),
-        lengths=encode_tensor(np.array([item.num_tokens for item in inputs], np.int32)),
-        timeout_us=max(1, int(1e6 * (deadline - _now()))),
-        output=_OUTPUTS[chunk.output],
-        lane=_LANES[chunk.lane],
-        request_id=request_context.current().request_id,
-        traceparent=tracing.traceparent(),
-    )
-    if with_segments and any(item.segment_ids is not None for item in inputs):
-        segments = [np.zeros_like(i.token_ids) if i.segment_ids is None else i.segment_ids for i in inputs]
-        request.segment_ids.CopyFrom(encode_tensor(np.concatenate(segments)))
-    if chunk.output is not Output.TOKENS and any(item.spans is not None for item in inputs):
-        spans = [np.array([[0, i.num_tokens]], np.int32) if i.spans is None else i.spans for i in inputs]
-        request.spans.CopyFrom(encode_tensor(np.concatenate(spans)))
-        request.span_counts.CopyFrom(encode_tensor(np.array([len(own) for own in spans], np.int32)))
-    return request
-
-
-def _decode(reply: pb.InferReply, chunk: Chunk, width: int) -> ChunkRows:
-    """The rows, if they are as many and as wide as they must be. Raises `InferenceFailed`."""
-    try:
-        rows = decode_tensor(reply.rows, "rows", ndim=2)
-    except CodecError as error:
-        raise InferenceFailed(f"the server's reply is not usable: {error}") from error
-    if len(rows) != chunk.num_rows:
-        raise InferenceFailed(f"the server answered {len(rows)} rows where {chunk.num_rows} were expected")
-    if width and rows.shape[1] != width:
-        raise InferenceFailed(f"the server answered {rows.shape[1]} values a row instead of {width}")
-    return ChunkRows(rows, reply.timings.queue_us / 1e6, reply.timings.compute_us / 1e6)
-
-
-def _to_error(failure: pb.Failure, chunk: Chunk) -> IvyError:
-    """The gateway's error for a failure; the sequence at fault is named by its index in the request."""
-    message = failure.message or "the server failed"
-    if failure.HasField("sequence_index") and failure.sequence_index < len(chunk.inputs):
-        message = f"input {chunk.inputs[failure.sequence_index].index}: {message}"
-    return _FAILURES.get(failure.code, InferenceFailed)(message)
 
 
 def _answered(reply: asyncio.Future[pb.InferReply]) -> bool:

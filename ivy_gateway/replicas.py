@@ -26,7 +26,6 @@ from ivy_gateway.errors import (
 from ivy_gateway.jobs import Chunk, Lane
 from ivy_gateway.lanes import LaneQueue
 from ivy_gateway.replica import (
-    ChunkRows,
     LinkSettings,
     Replica,
     ReplicaRefused,
@@ -34,6 +33,7 @@ from ivy_gateway.replica import (
     ReplicaStatus,
 )
 from ivy_gateway.resolver import Resolver
+from ivy_gateway.wire import ChunkRows
 from protos.tulip.v1 import inference_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -193,25 +193,22 @@ class ReplicaPool:
             replica.failures.succeeded()
             return rows
 
-    @contextlib.asynccontextmanager
-    async def lease(
+    def lease(
         self, cost: int, deadline: float, avoid: Replica | None = None, lane: Lane = Lane.INTERACTIVE
-    ) -> AsyncIterator[Replica]:
+    ) -> _Lease:
         """A replica with room for `cost` tokens, charged for as long as the block lasts.
 
         Waits in line while every replica is full, and for a while when the last one has just gone. `avoid` is
         taken only when it is the last one. Raises `Unavailable` when there is nobody to wait for and
         `DeadlineExceeded` when nobody had room in time.
         """
-        replica = await self._acquire(_Waiter(cost, lane, avoid, _now()), deadline)
-        try:
-            yield replica
-        finally:
-            self._release(replica, cost, lane)
+        return _Lease(self, _Waiter(cost, lane, avoid, _now()), deadline)
 
     async def _acquire(self, waiter: _Waiter, deadline: float) -> Replica:
         self._waiting.push(waiter)
         self._grant()
+        if waiter.granted.done():
+            return waiter.granted.result()
         try:
             async with asyncio.timeout_at(deadline):
                 return await waiter.granted
@@ -338,6 +335,26 @@ class ReplicaPool:
                     f"its weights are {description.weights_hash}, those of {peer.address} {weights}"
                 )
         self._last_description = description
+
+
+class _Lease:
+    """What `ReplicaPool.lease` gives; no generator, as each chunk has one."""
+
+    __slots__ = ("_deadline", "_pool", "_replica", "_waiter")
+
+    _replica: Replica
+
+    def __init__(self, pool: ReplicaPool, waiter: _Waiter, deadline: float) -> None:
+        self._pool = pool
+        self._waiter = waiter
+        self._deadline = deadline
+
+    async def __aenter__(self) -> Replica:
+        self._replica = await self._pool._acquire(self._waiter, self._deadline)
+        return self._replica
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pool._release(self._replica, self._waiter.cost, self._waiter.lane)
 
 
 def _replica_for(waiter: _Waiter, rotation: list[Replica]) -> Replica | None:

@@ -19,6 +19,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # What the rows of one reply may take of it; the rest is room for everything beside them.
 MAX_ROW_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
 
+# What is ready together travels together up to here; a chunk that is larger travels alone.
+FRAME_BYTES = 1024 * 1024
+
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -47,9 +50,21 @@ def dtype_code(dtype: np.dtype[Any]) -> pb.DType:
 
 def encode_tensor(array: NDArray[Any]) -> pb.Tensor:
     """Pack an array of any shape. Raises `CodecError` for a dtype that does not travel."""
+    tensor = pb.Tensor()
+    fill_tensor(tensor, array)
+    return tensor
+
+
+def fill_tensor(tensor: pb.Tensor, array: NDArray[Any]) -> None:
+    """Pack an array into an empty `tensor`, where it is: a message made first is copied into its parent.
+
+    Raises `CodecError` for a dtype that does not travel.
+    """
     code = dtype_code(array.dtype)
     little = np.ascontiguousarray(array, dtype=_WIRE_DTYPES[code])
-    return pb.Tensor(dtype=code, shape=array.shape, data=little.tobytes())
+    tensor.dtype = code
+    tensor.shape.extend(array.shape)
+    tensor.data = little.tobytes()
 
 
 def decode_tensor(

@@ -26,6 +26,8 @@ from rose_engine.step_counters import StepCounters
 class CpuRunner:
     """A model, and the thread that runs it."""
 
+    polled = False  # the thread calls back when it is done
+
     def __init__(self, model: Model, settings: ResolvedConfig) -> None:
         self._model = model
         self._settings = settings

@@ -41,6 +41,11 @@ class Runner(Protocol):
         ...
 
     @property
+    def polled(self) -> bool:
+        """Whether results are had soonest by asking for them: their callbacks cost a thread that waits."""
+        ...
+
+    @property
     def counters(self) -> StepCounters:
         """What became of the steps so far."""
         ...
@@ -108,6 +113,11 @@ class Engine:
     def step_seconds(self, num_tokens: int) -> float | None:
         """Seconds of a step of so many tokens by the calibration; `None` where there was none."""
         return self._runner.step_seconds(num_tokens)
+
+    @property
+    def polled(self) -> bool:
+        """Whether results are had soonest by asking `ready()`: their callbacks cost a thread that waits."""
+        return self._runner.polled
 
     @property
     def counters(self) -> StepCounters:

@@ -50,6 +50,8 @@ class FakeEngine:
     `blocks` is what `would_block` answers. `steps` stays empty unless `manual`.
     """
 
+    polled = False
+
     def __init__(
         self,
         dimensions: int = 8,

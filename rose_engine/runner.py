@@ -67,6 +67,8 @@ class AsyncRunner:
     `plan` is the host work that an attention backend wants done between the upload and the launch.
     """
 
+    polled = True  # nothing calls back but a thread that waits for an event
+
     def __init__(
         self,
         forward: Forward,

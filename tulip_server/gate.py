@@ -33,7 +33,7 @@ class Gate(InferenceServicer):
         return await (await self._opened(context)).Infer(request, context)
 
     async def InferStream(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[pb.StreamRequest], context: Context
+        self, request_iterator: AsyncIterator[pb.RequestFrame], context: Context
     ) -> None:
         """Chunks by correlation id."""
         await (await self._opened(context)).InferStream(request_iterator, context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -10,6 +9,8 @@ import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import uvloop
 
 from rose_engine.errors import EngineError
 from tulip_server.config import ServerConfig
@@ -44,7 +45,7 @@ def _serve(config: ServerConfig, load_engine: Callable[[], ServableEngine]) -> t
     from tulip_server.server import serve
 
     try:
-        asyncio.run(serve(config, load_engine))
+        uvloop.run(serve(config, load_engine))
     except StoppedWhileLoading as stopped:
         log.info("%s", stopped)
         return 0, True

@@ -33,6 +33,10 @@ from tulip_server.step_clock import Step, StepClock
 
 log = logging.getLogger(__name__)
 
+# Between two looks at a result while another step is being launched on its thread: a loop that never rests
+# takes the interpreter from it again and again.
+_SECONDS_BESIDE_A_COLD_STEP = 0.0005
+
 
 class StepEngine(Protocol):
     """The part of `rose_engine.engine.Engine` that the runner needs."""
@@ -40,6 +44,11 @@ class StepEngine(Protocol):
     @property
     def description(self) -> ModelDescription:
         """The loaded model."""
+        ...
+
+    @property
+    def polled(self) -> bool:
+        """Whether results are had soonest by asking `ready()`, instead of by a callback."""
         ...
 
     def step(self, batch: Batch) -> LazyTensor:
@@ -106,9 +115,10 @@ class Runner:
 
     Where `step` runs: inline on the event loop, because a hot step costs tens of microseconds and a
     hand-over to another thread and back costs more (and fights over the interpreter lock with the loop's
-    own work). One that would block, because it compiles, captures, or launches a large batch kernel by
-    kernel, runs on a worker thread: results, health checks, cancels and refusals go on meanwhile, and the
-    next batch is launched once this one is.
+    own work). For the same reason the results of a device that has no thread of its own are asked for in
+    each turn of the loop while it computes. A step that would block, because it compiles, captures, or
+    launches a large batch kernel by kernel, runs on a worker thread: results, health checks, cancels and
+    refusals go on meanwhile, and the next batch is launched once this one is.
 
     `cold_step_seconds`: see `StepClock`.
     """
@@ -193,7 +203,17 @@ class Runner:
 
     async def _change(self) -> None:
         self._batcher.changed.clear()
-        await self._batcher.changed.wait()
+        if not (self._engine.polled and self._in_flight):
+            await self._batcher.changed.wait()
+        # Only a thread that waits could set an event here, and to be woken by one is what this saves.
+        while self._polls():  # noqa: ASYNC110
+            await asyncio.sleep(0 if self._cold_step is None else _SECONDS_BESIDE_A_COLD_STEP)
+
+    def _polls(self) -> bool:
+        """Whether the oldest step is to be asked again: nothing else has happened, and it has not ended."""
+        if not self._in_flight or self._batcher.changed.is_set():
+            return False
+        return not self._in_flight[0].rows.ready()
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -240,7 +260,8 @@ class Runner:
             return
         stamp("tulip.launched")
         self._in_flight.append(Flight(batch, step, layout, rows))
-        rows.add_done_callback(self._announce)
+        if not self._engine.polled:
+            rows.add_done_callback(self._announce)
 
     def _announce(self, _rows: LazyTensor) -> None:
         """Tell the loop that a result is there; called from a thread of the engine."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 
+from protos.codec import FRAME_BYTES
 from protos.stamps import stamp
 from protos.tulip.v1 import inference_pb2 as pb
 from protos.tulip.v1.inference_pb2_grpc import InferenceServicer
@@ -35,7 +36,7 @@ from tulip_server.errors import (
     Wedged,
 )
 from tulip_server.logs import origin
-from tulip_server.wire import RowFormat, timeout_seconds, to_lane, to_reply, to_sequences
+from tulip_server.wire import RowFormat, fill_reply, timeout_seconds, to_lane, to_sequences
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -71,6 +72,19 @@ class Ticket(NamedTuple):
     traceparent: str
 
 
+class Answer(NamedTuple):
+    """What a chunk on a stream came to, until it is written."""
+
+    correlation_id: int
+    end: ChunkResult | pb.Failure
+    output: pb.Output
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its rows."""
+        return self.end.rows_RD.nbytes if isinstance(self.end, ChunkResult) else 0
+
+
 class ChunkTracer(Protocol):
     """Where the story of each chunk goes, if anybody asked for it."""
 
@@ -92,14 +106,14 @@ class InferenceService(InferenceServicer):
         description: pb.DescribeReply,
         tracer: ChunkTracer | None = None,
     ) -> None:
-        self._row_format = row_format
+        self.row_format = row_format
         self._batcher = batcher
         self._limits = limits
         self._description = description
         self._tracer = tracer
         self._streams: set[_Stream] = set()
         self._stream_left = asyncio.Event()
-        self._heartbeat: pb.StreamReply | None = None
+        self._heartbeat: pb.Heartbeat | None = None
         self._ended = False
 
     @property
@@ -114,18 +128,22 @@ class InferenceService(InferenceServicer):
         except ChunkError as error:
             await _abort(context, error)
         try:
-            return self.reply(ticket, await ticket.chunk.future)
+            result = await ticket.chunk.future
         except ChunkError as error:
             self.failed(ticket, error)
             await _abort(context, error)
         except asyncio.CancelledError:
             self.cancel(ticket)
             raise
+        self.answered(ticket, result)
+        reply = pb.InferReply()
+        fill_reply(reply, result, self.row_format, ticket.output)
+        return reply
 
     # A coroutine that writes, not a generator that yields: a generator is not told when the call is
     # cancelled during a write, and its chunks would stay in the queue.
     async def InferStream(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[pb.StreamRequest], context: Context
+        self, request_iterator: AsyncIterator[pb.RequestFrame], context: Context
     ) -> None:
         """Chunks by correlation id; ends when the client has sent its last and has all replies.
 
@@ -154,20 +172,19 @@ class InferenceService(InferenceServicer):
     def submit(self, request: pb.InferRequest) -> Ticket:
         """Queue a chunk, or nothing of it: raises `BadChunk`, `Overloaded`, `Wedged` or `ShuttingDown`."""
         try:
-            self._row_format.check(request.output)
+            self.row_format.check(request.output)
             sequences = to_sequences(request, self._limits)
-            self._row_format.check_size(sequences)
+            self.row_format.check_size(sequences)
             chunk = self._batcher.submit(sequences, timeout_seconds(request), to_lane(request))
         except ChunkError as error:
             _note_failure(error, request.request_id, request.traceparent)
             raise
         return Ticket(chunk, request.output, request.request_id, request.traceparent)
 
-    def reply(self, ticket: Ticket, result: ChunkResult) -> pb.InferReply:
-        """What a chunk is answered with that has all its rows."""
+    def answered(self, ticket: Ticket, result: ChunkResult) -> None:
+        """A chunk has all its rows."""
         metrics.chunk_answered(ticket.chunk.lane.value, result.queue_seconds, result.compute_seconds)
         self._trace(ticket, result)
-        return to_reply(result, self._row_format, ticket.output)
 
     def failed(self, ticket: Ticket, error: ChunkError) -> None:
         """A chunk that was taken in has no rows."""
@@ -182,9 +199,9 @@ class InferenceService(InferenceServicer):
 
     def beat(self, heartbeat: pb.Heartbeat) -> None:
         """Send a heartbeat on every stream, and on those that open before the next one."""
-        self._heartbeat = pb.StreamReply(heartbeat=heartbeat)
+        self._heartbeat = heartbeat
         for stream in self._streams:
-            stream.beat(self._heartbeat)
+            stream.beat(heartbeat)
         metrics.heartbeats_sent(len(self._streams))
 
     async def end_streams(self, seconds: float) -> None:
@@ -206,38 +223,39 @@ class InferenceService(InferenceServicer):
 class _Stream:
     """One bidirectional stream: its chunks in flight and the replies that wait to be written.
 
-    A heartbeat goes before the replies that wait, and at most one waits: a client that does not read piles up
-    none.
+    All that waits is written as one message, up to a size. A heartbeat goes before the replies, and at most
+    one waits: a client that does not read piles up none.
     """
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
         self._in_flight: dict[int, Ticket] = {}
-        self._replies: deque[tuple[pb.StreamReply, int]] = deque()  # and the bytes of its rows
+        self._answers: deque[Answer] = deque()
         self._unsent_bytes = 0
-        self._heartbeat: pb.StreamReply | None = None
+        self._heartbeat: pb.Heartbeat | None = None
         self._work = asyncio.Event()  # there is something to write, or it is time to end
         self._written = asyncio.Event()
         self._half_closed = False
         self._ending = False
 
-    async def read(self, requests: AsyncIterator[pb.StreamRequest]) -> None:
+    async def read(self, frames: AsyncIterator[pb.RequestFrame]) -> None:
         """Take in requests until the client sends no more; then the last reply ends the stream."""
         try:
-            async for request in requests:
-                self._accept(request)
-                await self._room_for_replies()
+            async for frame in frames:
+                for request in frame.requests:
+                    self._accept(request)
+                await self._room_for_answers()
         finally:
             self._half_closed = True
             self._end_after_last()
 
     async def write(self, context: Context) -> None:
-        """Send replies, one at a time, in order of completion, until the stream ends."""
-        while (reply := await self._next()) is not None:
-            await context.write(reply)
+        """Send replies in order of completion until the stream ends."""
+        while (frame := await self._next()) is not None:
+            await context.write(frame)
             self._written.set()
 
-    def beat(self, heartbeat: pb.StreamReply) -> None:
+    def beat(self, heartbeat: pb.Heartbeat) -> None:
         """Send a heartbeat next, in place of one that was not sent yet."""
         self._heartbeat = heartbeat
         self._work.set()
@@ -253,20 +271,33 @@ class _Stream:
             _, ticket = self._in_flight.popitem()
             self._service.cancel(ticket)
 
-    async def _next(self) -> pb.StreamReply | None:
+    async def _next(self) -> pb.ReplyFrame | None:
         """What is written next, once there is something; `None` at the end."""
-        while True:
-            if self._heartbeat is not None:
-                heartbeat, self._heartbeat = self._heartbeat, None
-                return heartbeat
-            if self._replies:
-                reply, num_bytes = self._replies.popleft()
-                self._unsent_bytes -= num_bytes
-                return reply
+        while self._heartbeat is None and not self._answers:
             if self._ending:
                 return None
             self._work.clear()
             await self._work.wait()
+        frame = pb.ReplyFrame()
+        if self._heartbeat is not None:
+            frame.replies.add(heartbeat=self._heartbeat)
+            self._heartbeat = None
+        self._fill(frame)
+        return frame
+
+    def _fill(self, frame: pb.ReplyFrame) -> None:
+        """Move into `frame` the answers that wait: the first, and those that fit with it."""
+        room = FRAME_BYTES
+        while self._answers and (self._answers[0].num_bytes <= room or room == FRAME_BYTES):
+            answer = self._answers.popleft()
+            room -= answer.num_bytes
+            self._unsent_bytes -= answer.num_bytes
+            reply = frame.replies.add(correlation_id=answer.correlation_id)
+            if isinstance(answer.end, ChunkResult):
+                fill_reply(reply.reply, answer.end, self._service.row_format, answer.output)
+                stamp("tulip.replied")
+            else:
+                reply.failure.CopyFrom(answer.end)
 
     def _accept(self, request: pb.StreamRequest) -> None:
         match request.WhichOneof("body"):
@@ -304,9 +335,8 @@ class _Stream:
         error = future.exception()
         if error is None:
             result = future.result()
-            reply = self._service.reply(ticket, result)
-            self._put(pb.StreamReply(correlation_id=correlation_id, reply=reply), result.rows_RD.nbytes)
-            stamp("tulip.replied")
+            self._service.answered(ticket, result)
+            self._put(Answer(correlation_id, result, ticket.output))
         else:
             assert isinstance(error, ChunkError)
             self._service.failed(ticket, error)
@@ -318,19 +348,19 @@ class _Stream:
         self._put_failure(correlation_id, error)
 
     def _put_failure(self, correlation_id: int, error: ChunkError) -> None:
-        self._put(pb.StreamReply(correlation_id=correlation_id, failure=_failure(error)), 0)
+        self._put(Answer(correlation_id, _failure(error), pb.OUTPUT_OWN))
 
-    def _put(self, reply: pb.StreamReply, num_bytes: int) -> None:
-        self._replies.append((reply, num_bytes))
-        self._unsent_bytes += num_bytes
+    def _put(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        self._unsent_bytes += answer.num_bytes
         self._work.set()
 
     def _end_after_last(self) -> None:
         if self._half_closed and not self._in_flight:
             self.end()
 
-    async def _room_for_replies(self) -> None:
-        while len(self._replies) >= _MAX_UNSENT_REPLIES or self._unsent_bytes >= _MAX_UNSENT_BYTES:
+    async def _room_for_answers(self) -> None:
+        while len(self._answers) >= _MAX_UNSENT_REPLIES or self._unsent_bytes >= _MAX_UNSENT_BYTES:
             self._written.clear()
             await self._written.wait()
 

@@ -88,14 +88,13 @@ class RowFormat:
         return bits.view(np.uint8) if output == pb.OUTPUT_BITS else rows[:, : self.dimensions]
 
 
-def to_reply(result: ChunkResult, row_format: RowFormat, output: pb.Output = pb.OUTPUT_OWN) -> pb.InferReply:
-    """The rows that were asked for, and the timings, as they travel."""
-    timings = pb.Timings(
-        queue_us=round(result.queue_seconds * _MICROSECONDS),
-        compute_us=round(result.compute_seconds * _MICROSECONDS),
-    )
-    rows = row_format.cut(result.rows_RD, output)
-    return pb.InferReply(rows=codec.encode_tensor(rows), timings=timings)
+def fill_reply(
+    reply: pb.InferReply, result: ChunkResult, row_format: RowFormat, output: pb.Output = pb.OUTPUT_OWN
+) -> None:
+    """Put the rows that were asked for, and the timings, into an empty `reply`."""
+    codec.fill_tensor(reply.rows, row_format.cut(result.rows_RD, output))
+    reply.timings.queue_us = round(result.queue_seconds * _MICROSECONDS)
+    reply.timings.compute_us = round(result.compute_seconds * _MICROSECONDS)
 
 
 def to_describe_reply(

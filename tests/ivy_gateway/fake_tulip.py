@@ -103,7 +103,7 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
         heart = asyncio.create_task(self._beat(replies))
         try:
             while (reply := await replies.get()) is not None:
-                yield reply
+                yield pb.ReplyFrame(replies=[reply])
         finally:
             reader.cancel()
             heart.cancel()
@@ -117,18 +117,22 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
     async def _read(self, request_iterator, replies) -> None:
         chunks: dict[int, asyncio.Task] = {}
         try:
-            async for message in request_iterator:
-                number = message.correlation_id
-                if message.WhichOneof("body") == "cancel":
-                    if number in chunks:
-                        chunks.pop(number).cancel()
-                    self.cancelled.release()
-                else:
-                    chunks[number] = asyncio.create_task(self._answer(number, message.infer, replies))
+            async for frame in request_iterator:
+                for message in frame.requests:
+                    self._accept(message, chunks, replies)
         finally:
             for task in chunks.values():
                 task.cancel()
             replies.put_nowait(None)
+
+    def _accept(self, message: pb.StreamRequest, chunks: dict[int, asyncio.Task], replies) -> None:
+        number = message.correlation_id
+        if message.WhichOneof("body") == "cancel":
+            if number in chunks:
+                chunks.pop(number).cancel()
+            self.cancelled.release()
+        else:
+            chunks[number] = asyncio.create_task(self._answer(number, message.infer, replies))
 
     async def _answer(self, number: int, request: pb.InferRequest, replies) -> None:
         self.requests.append(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,26 +24,38 @@ from tulip_server.server import Server
 
 
 class ChunkStream:
-    """A stream whose heartbeats are kept apart from its replies."""
+    """A stream, one chunk a message, whose heartbeats are kept apart from its replies."""
 
     def __init__(self, stub: InferenceStub) -> None:
         self.call = stub.InferStream()
         self.heartbeats: list[pb.Heartbeat] = []
-        self.write, self.done_writing = self.call.write, self.call.done_writing
-        self.cancel, self.code = self.call.cancel, self.call.code
+        self.done_writing, self.cancel, self.code = self.call.done_writing, self.call.cancel, self.call.code
+        self._arrived: deque[pb.StreamReply] = deque()
+
+    async def write(self, *requests: pb.StreamRequest) -> None:
+        """Send these in one message."""
+        await self.call.write(pb.RequestFrame(requests=requests))
 
     async def read(self) -> pb.StreamReply:
         """The next reply to a chunk, or EOF."""
-        while (reply := await self.call.read()) is not grpc.aio.EOF and reply.HasField("heartbeat"):
+        while (reply := await self._next()) is not grpc.aio.EOF and reply.HasField("heartbeat"):
             assert reply.correlation_id == 0
             self.heartbeats.append(reply.heartbeat)
         return reply
 
     async def heartbeat(self) -> pb.Heartbeat:
-        """The next message, which must be a heartbeat."""
-        reply = await self.call.read()
+        """The next reply, which must be a heartbeat."""
+        reply = await self._next()
         assert reply.HasField("heartbeat"), reply
         return reply.heartbeat
+
+    async def _next(self) -> pb.StreamReply:
+        while not self._arrived:
+            frame = await self.call.read()
+            if frame is grpc.aio.EOF:
+                return frame
+            self._arrived.extend(frame.replies)
+        return self._arrived.popleft()
 
     async def __aiter__(self) -> AsyncIterator[pb.StreamReply]:
         while (reply := await self.read()) is not grpc.aio.EOF:

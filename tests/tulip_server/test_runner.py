@@ -70,6 +70,8 @@ async def running(engine, depth: int = 2, max_tokens: int = 4, clock=None) -> As
 class Recorder:
     """Wraps an engine and notes launches and deliveries in the order in which they happen."""
 
+    polled = False
+
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
         self.events: list[str] = []
@@ -189,6 +191,33 @@ async def rows_of_one_queue(depth: int) -> list[np.ndarray]:
         return [(await chunk.future).rows_RD for chunk in chunks]
 
 
+class Polled(FakeEngine):
+    """An engine whose results have to be asked for."""
+
+    polled = True
+
+    def step(self, batch: Batch) -> LazyTensor:
+        rows = super().step(batch)
+        rows.add_done_callback = lambda callback: pytest.fail("a thread would have to wait")
+        return rows
+
+
+async def test_the_results_of_a_polled_engine_are_asked_for():
+    engine = Polled(manual=True)
+    async with running(engine, depth=2) as batcher:
+        (first,) = submit_letters(batcher, "A")
+        await settled()
+        (second,) = submit_letters(batcher, "B")
+        await settled()
+        assert len(engine.steps) == 2, "work that arrives while the loop asks is launched at once"
+        assert not first.future.done()
+        engine.steps[0].complete()
+        await first.future
+        assert not second.future.done()
+        engine.steps[1].complete()
+        await second.future
+
+
 async def test_depth_changes_no_bit():
     one, two = await rows_of_one_queue(1), await rows_of_one_queue(2)
     assert [rows.tobytes() for rows in one] == [rows.tobytes() for rows in two]
@@ -235,7 +264,8 @@ async def test_only_a_step_that_blocks_leaves_the_event_loop(blocks):
 class Blocking:
     """An engine whose steps hold up their caller until they are let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, polled: bool = False) -> None:
+        self.polled = polled
         self.inner = FakeEngine(manual=True)
         self.blocks = False
         self.let_go = threading.Event()
@@ -265,8 +295,9 @@ class Blocking:
         return self.inner.step(batch)
 
 
-async def test_results_are_delivered_while_another_step_blocks():
-    engine = Blocking()
+@pytest.mark.parametrize("polled", [False, True])
+async def test_results_are_delivered_while_another_step_blocks(polled):
+    engine = Blocking(polled)
     async with running(engine, depth=2) as batcher:
         (hot,) = submit_letters(batcher, "A")
         await settled()

@@ -166,7 +166,7 @@ async def test_a_client_that_reads_slowly_gets_all_its_replies_within_the_drain(
         for number in range(100):
             await stream.write(infer(number, *([A] * 20)))
         (served,) = running.server._service._streams
-        await until(lambda: len(served._replies) and not served._in_flight, seconds=30)
+        await until(lambda: len(served._answers) and not served._in_flight, seconds=30)
         drain = asyncio.create_task(running.server.drain())
         await asyncio.sleep(1.5)
         assert not drain.done()

@@ -12,7 +12,7 @@ from protos.tulip.v1 import inference_pb2 as pb
 from rose_engine.limits import EngineLimits
 from tulip_server.batcher import ChunkResult
 from tulip_server.errors import BadChunk
-from tulip_server.wire import RowFormat, timeout_seconds, to_reply, to_sequences
+from tulip_server.wire import RowFormat, fill_reply, timeout_seconds, to_sequences
 
 LIMITS = EngineLimits(
     max_length=8, vocabulary_size=100, num_segments=2, max_batch_tokens=64, max_batch_sequences=8
@@ -92,7 +92,8 @@ def test_no_deadline_is_an_infinite_one():
 def test_rows_and_timings_travel(dtype):
     rows = np.arange(6).reshape(2, 3).astype(dtype)
     row_format = RowFormat(dimensions=3, quantized=False)
-    reply = to_reply(ChunkResult(rows, queue_seconds=0.001, compute_seconds=0.0025), row_format)
+    reply = pb.InferReply()
+    fill_reply(reply, ChunkResult(rows, queue_seconds=0.001, compute_seconds=0.0025), row_format)
     decoded = codec.decode_tensor(reply.rows, "rows")
     np.testing.assert_array_equal(decoded, rows)
     assert decoded.dtype == dtype
@@ -110,7 +111,8 @@ def test_rows_and_timings_travel(dtype):
 def test_of_quantised_rows_only_what_was_asked_for_travels(output, expected):
     bits = np.array([[0b1010_0000], [0b1110_0000]], np.uint8).view(np.int8)
     rows = np.hstack([np.array([[1, -127, 0], [5, 6, 7]], np.int8), bits])
-    reply = to_reply(ChunkResult(rows, 0, 0), RowFormat(dimensions=3, quantized=True), output)
+    reply = pb.InferReply()
+    fill_reply(reply, ChunkResult(rows, 0, 0), RowFormat(dimensions=3, quantized=True), output)
     decoded = codec.decode_tensor(reply.rows, "rows")
     np.testing.assert_array_equal(decoded, expected)
     assert decoded.dtype == expected.dtype

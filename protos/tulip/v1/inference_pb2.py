@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/tulip/v1/inference.proto\x12\x08tulip.v1\"E\n\x06Tensor\x12\x1e\n\x05\x64type\x18\x01 \x01(\x0e\x32\x0f.tulip.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xc2\x02\n\x0cInferRequest\x12#\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12!\n\x07lengths\x18\x02 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12%\n\x0bsegment_ids\x18\x03 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12\x12\n\ntimeout_us\x18\x04 \x01(\x04\x12 \n\x06output\x18\x05 \x01(\x0e\x32\x10.tulip.v1.Output\x12\x1f\n\x05spans\x18\x06 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12%\n\x0bspan_counts\x18\x07 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12\x1c\n\x04lane\x18\x08 \x01(\x0e\x32\x0e.tulip.v1.Lane\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\"P\n\nInferReply\x12\x1e\n\x04rows\x18\x01 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12\"\n\x07timings\x18\x02 \x01(\x0b\x32\x11.tulip.v1.Timings\"/\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\"|\n\rStreamRequest\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12\'\n\x05infer\x18\x02 \x01(\x0b\x32\x16.tulip.v1.InferRequestH\x00\x12\"\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x10.tulip.v1.CancelH\x00\x42\x06\n\x04\x62ody\"\x08\n\x06\x43\x61ncel\"\xa4\x01\n\x0bStreamReply\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12%\n\x05reply\x18\x02 \x01(\x0b\x32\x14.tulip.v1.InferReplyH\x00\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.tulip.v1.FailureH\x00\x12(\n\theartbeat\x18\x04 \x01(\x0b\x32\x13.tulip.v1.HeartbeatH\x00\x42\x06\n\x04\x62ody\"]\n\tHeartbeat\x12\x16\n\x0ewaiting_tokens\x18\x01 \x01(\x04\x12\x16\n\x0eoldest_step_us\x18\x02 \x01(\x04\x12\x0e\n\x06wedged\x18\x03 \x01(\x08\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"X\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1b\n\x0esequence_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_sequence_index\"\x11\n\x0f\x44\x65scribeRequest\"\xb7\x04\n\rDescribeReply\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x1c\n\x04task\x18\x03 \x01(\x0e\x32\x0e.tulip.v1.Task\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\"\n\trow_dtype\x18\x05 \x01(\x0e\x32\x0f.tulip.v1.DType\x12\x0f\n\x07pooling\x18\x06 \x01(\t\x12\x12\n\nnormalized\x18\x07 \x01(\x08\x12\x12\n\nmax_length\x18\x08 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\t \x01(\r\x12\x14\n\x0cnum_segments\x18\n \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x0b \x01(\r\x12\x1b\n\x13max_batch_sequences\x18\x0c \x01(\r\x12\x1a\n\x12max_waiting_tokens\x18\r \x01(\x04\x12\x17\n\x0freserved_tokens\x18\x16 \x01(\x04\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x10 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x11 \x01(\t\x12\x14\n\x0cweights_hash\x18\x12 \x01(\t\x12!\n\x07outputs\x18\x13 \x03(\x0e\x32\x10.tulip.v1.Output\x12\x1d\n\x10reference_cosine\x18\x14 \x01(\x02H\x00\x88\x01\x01\x12\x13\n\x0bhidden_size\x18\x15 \x01(\rB\x13\n\x11_reference_cosine*c\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44TYPE_INT32\x10\x01\x12\x11\n\rDTYPE_FLOAT32\x10\x02\x12\x0e\n\nDTYPE_INT8\x10\x03\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x04*+\n\x04Lane\x12\x14\n\x10LANE_INTERACTIVE\x10\x00\x12\r\n\tLANE_BULK\x10\x01*M\n\x06Output\x12\x0e\n\nOUTPUT_OWN\x10\x00\x12\x0f\n\x0bOUTPUT_INT8\x10\x01\x12\x0f\n\x0bOUTPUT_BITS\x10\x02\x12\x11\n\rOUTPUT_TOKENS\x10\x03*<\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x0e\n\nTASK_EMBED\x10\x01\x12\x0e\n\nTASK_SCORE\x10\x02\x32\xc5\x01\n\tInference\x12\x41\n\x0bInferStream\x12\x17.tulip.v1.StreamRequest\x1a\x15.tulip.v1.StreamReply(\x01\x30\x01\x12\x35\n\x05Infer\x12\x16.tulip.v1.InferRequest\x1a\x14.tulip.v1.InferReply\x12>\n\x08\x44\x65scribe\x12\x19.tulip.v1.DescribeRequest\x1a\x17.tulip.v1.DescribeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/tulip/v1/inference.proto\x12\x08tulip.v1\"E\n\x06Tensor\x12\x1e\n\x05\x64type\x18\x01 \x01(\x0e\x32\x0f.tulip.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xc2\x02\n\x0cInferRequest\x12#\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12!\n\x07lengths\x18\x02 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12%\n\x0bsegment_ids\x18\x03 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12\x12\n\ntimeout_us\x18\x04 \x01(\x04\x12 \n\x06output\x18\x05 \x01(\x0e\x32\x10.tulip.v1.Output\x12\x1f\n\x05spans\x18\x06 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12%\n\x0bspan_counts\x18\x07 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12\x1c\n\x04lane\x18\x08 \x01(\x0e\x32\x0e.tulip.v1.Lane\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\"P\n\nInferReply\x12\x1e\n\x04rows\x18\x01 \x01(\x0b\x32\x10.tulip.v1.Tensor\x12\"\n\x07timings\x18\x02 \x01(\x0b\x32\x11.tulip.v1.Timings\"/\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\"9\n\x0cRequestFrame\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.tulip.v1.StreamRequest\"4\n\nReplyFrame\x12&\n\x07replies\x18\x01 \x03(\x0b\x32\x15.tulip.v1.StreamReply\"|\n\rStreamRequest\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12\'\n\x05infer\x18\x02 \x01(\x0b\x32\x16.tulip.v1.InferRequestH\x00\x12\"\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x10.tulip.v1.CancelH\x00\x42\x06\n\x04\x62ody\"\x08\n\x06\x43\x61ncel\"\xa4\x01\n\x0bStreamReply\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12%\n\x05reply\x18\x02 \x01(\x0b\x32\x14.tulip.v1.InferReplyH\x00\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.tulip.v1.FailureH\x00\x12(\n\theartbeat\x18\x04 \x01(\x0b\x32\x13.tulip.v1.HeartbeatH\x00\x42\x06\n\x04\x62ody\"]\n\tHeartbeat\x12\x16\n\x0ewaiting_tokens\x18\x01 \x01(\x04\x12\x16\n\x0eoldest_step_us\x18\x02 \x01(\x04\x12\x0e\n\x06wedged\x18\x03 \x01(\x08\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"X\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1b\n\x0esequence_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_sequence_index\"\x11\n\x0f\x44\x65scribeRequest\"\xb7\x04\n\rDescribeReply\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x1c\n\x04task\x18\x03 \x01(\x0e\x32\x0e.tulip.v1.Task\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\"\n\trow_dtype\x18\x05 \x01(\x0e\x32\x0f.tulip.v1.DType\x12\x0f\n\x07pooling\x18\x06 \x01(\t\x12\x12\n\nnormalized\x18\x07 \x01(\x08\x12\x12\n\nmax_length\x18\x08 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\t \x01(\r\x12\x14\n\x0cnum_segments\x18\n \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x0b \x01(\r\x12\x1b\n\x13max_batch_sequences\x18\x0c \x01(\r\x12\x1a\n\x12max_waiting_tokens\x18\r \x01(\x04\x12\x17\n\x0freserved_tokens\x18\x16 \x01(\x04\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x10 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x11 \x01(\t\x12\x14\n\x0cweights_hash\x18\x12 \x01(\t\x12!\n\x07outputs\x18\x13 \x03(\x0e\x32\x10.tulip.v1.Output\x12\x1d\n\x10reference_cosine\x18\x14 \x01(\x02H\x00\x88\x01\x01\x12\x13\n\x0bhidden_size\x18\x15 \x01(\rB\x13\n\x11_reference_cosine*c\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44TYPE_INT32\x10\x01\x12\x11\n\rDTYPE_FLOAT32\x10\x02\x12\x0e\n\nDTYPE_INT8\x10\x03\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x04*+\n\x04Lane\x12\x14\n\x10LANE_INTERACTIVE\x10\x00\x12\r\n\tLANE_BULK\x10\x01*M\n\x06Output\x12\x0e\n\nOUTPUT_OWN\x10\x00\x12\x0f\n\x0bOUTPUT_INT8\x10\x01\x12\x0f\n\x0bOUTPUT_BITS\x10\x02\x12\x11\n\rOUTPUT_TOKENS\x10\x03*<\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x0e\n\nTASK_EMBED\x10\x01\x12\x0e\n\nTASK_SCORE\x10\x02\x32\xc3\x01\n\tInference\x12?\n\x0bInferStream\x12\x16.tulip.v1.RequestFrame\x1a\x14.tulip.v1.ReplyFrame(\x01\x30\x01\x12\x35\n\x05Infer\x12\x16.tulip.v1.InferRequest\x1a\x14.tulip.v1.InferReply\x12>\n\x08\x44\x65scribe\x12\x19.tulip.v1.DescribeRequest\x1a\x17.tulip.v1.DescribeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tulip.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=1649
-  _globals['_DTYPE']._serialized_end=1748
-  _globals['_LANE']._serialized_start=1750
-  _globals['_LANE']._serialized_end=1793
-  _globals['_OUTPUT']._serialized_start=1795
-  _globals['_OUTPUT']._serialized_end=1872
-  _globals['_TASK']._serialized_start=1874
-  _globals['_TASK']._serialized_end=1934
+  _globals['_DTYPE']._serialized_start=1762
+  _globals['_DTYPE']._serialized_end=1861
+  _globals['_LANE']._serialized_start=1863
+  _globals['_LANE']._serialized_end=1906
+  _globals['_OUTPUT']._serialized_start=1908
+  _globals['_OUTPUT']._serialized_end=1985
+  _globals['_TASK']._serialized_start=1987
+  _globals['_TASK']._serialized_end=2047
   _globals['_TENSOR']._serialized_start=45
   _globals['_TENSOR']._serialized_end=114
   _globals['_INFERREQUEST']._serialized_start=117
@@ -47,20 +47,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFERREPLY']._serialized_end=521
   _globals['_TIMINGS']._serialized_start=523
   _globals['_TIMINGS']._serialized_end=570
-  _globals['_STREAMREQUEST']._serialized_start=572
-  _globals['_STREAMREQUEST']._serialized_end=696
-  _globals['_CANCEL']._serialized_start=698
-  _globals['_CANCEL']._serialized_end=706
-  _globals['_STREAMREPLY']._serialized_start=709
-  _globals['_STREAMREPLY']._serialized_end=873
-  _globals['_HEARTBEAT']._serialized_start=875
-  _globals['_HEARTBEAT']._serialized_end=968
-  _globals['_FAILURE']._serialized_start=970
-  _globals['_FAILURE']._serialized_end=1058
-  _globals['_DESCRIBEREQUEST']._serialized_start=1060
-  _globals['_DESCRIBEREQUEST']._serialized_end=1077
-  _globals['_DESCRIBEREPLY']._serialized_start=1080
-  _globals['_DESCRIBEREPLY']._serialized_end=1647
-  _globals['_INFERENCE']._serialized_start=1937
-  _globals['_INFERENCE']._serialized_end=2134
+  _globals['_REQUESTFRAME']._serialized_start=572
+  _globals['_REQUESTFRAME']._serialized_end=629
+  _globals['_REPLYFRAME']._serialized_start=631
+  _globals['_REPLYFRAME']._serialized_end=683
+  _globals['_STREAMREQUEST']._serialized_start=685
+  _globals['_STREAMREQUEST']._serialized_end=809
+  _globals['_CANCEL']._serialized_start=811
+  _globals['_CANCEL']._serialized_end=819
+  _globals['_STREAMREPLY']._serialized_start=822
+  _globals['_STREAMREPLY']._serialized_end=986
+  _globals['_HEARTBEAT']._serialized_start=988
+  _globals['_HEARTBEAT']._serialized_end=1081
+  _globals['_FAILURE']._serialized_start=1083
+  _globals['_FAILURE']._serialized_end=1171
+  _globals['_DESCRIBEREQUEST']._serialized_start=1173
+  _globals['_DESCRIBEREQUEST']._serialized_end=1190
+  _globals['_DESCRIBEREPLY']._serialized_start=1193
+  _globals['_DESCRIBEREPLY']._serialized_end=1760
+  _globals['_INFERENCE']._serialized_start=2050
+  _globals['_INFERENCE']._serialized_end=2245
 # @@protoc_insertion_point(module_scope)

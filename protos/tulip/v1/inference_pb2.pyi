@@ -97,6 +97,18 @@ class Timings(_message.Message):
     compute_us: int
     def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ...) -> None: ...
 
+class RequestFrame(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[StreamRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[StreamRequest, _Mapping]]] = ...) -> None: ...
+
+class ReplyFrame(_message.Message):
+    __slots__ = ("replies",)
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[StreamReply]
+    def __init__(self, replies: _Optional[_Iterable[_Union[StreamReply, _Mapping]]] = ...) -> None: ...
+
 class StreamRequest(_message.Message):
     __slots__ = ("correlation_id", "infer", "cancel")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]

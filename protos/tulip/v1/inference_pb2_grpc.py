@@ -36,8 +36,8 @@ class InferenceStub:
         """
         self.InferStream = channel.stream_stream(
                 '/tulip.v1.Inference/InferStream',
-                request_serializer=protos_dot_tulip_dot_v1_dot_inference__pb2.StreamRequest.SerializeToString,
-                response_deserializer=protos_dot_tulip_dot_v1_dot_inference__pb2.StreamReply.FromString,
+                request_serializer=protos_dot_tulip_dot_v1_dot_inference__pb2.RequestFrame.SerializeToString,
+                response_deserializer=protos_dot_tulip_dot_v1_dot_inference__pb2.ReplyFrame.FromString,
                 _registered_method=True)
         self.Infer = channel.unary_unary(
                 '/tulip.v1.Inference/Infer',
@@ -81,8 +81,8 @@ def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'InferStream': grpc.stream_stream_rpc_method_handler(
                     servicer.InferStream,
-                    request_deserializer=protos_dot_tulip_dot_v1_dot_inference__pb2.StreamRequest.FromString,
-                    response_serializer=protos_dot_tulip_dot_v1_dot_inference__pb2.StreamReply.SerializeToString,
+                    request_deserializer=protos_dot_tulip_dot_v1_dot_inference__pb2.RequestFrame.FromString,
+                    response_serializer=protos_dot_tulip_dot_v1_dot_inference__pb2.ReplyFrame.SerializeToString,
             ),
             'Infer': grpc.unary_unary_rpc_method_handler(
                     servicer.Infer,
@@ -120,8 +120,8 @@ class Inference:
             request_iterator,
             target,
             '/tulip.v1.Inference/InferStream',
-            protos_dot_tulip_dot_v1_dot_inference__pb2.StreamRequest.SerializeToString,
-            protos_dot_tulip_dot_v1_dot_inference__pb2.StreamReply.FromString,
+            protos_dot_tulip_dot_v1_dot_inference__pb2.RequestFrame.SerializeToString,
+            protos_dot_tulip_dot_v1_dot_inference__pb2.ReplyFrame.FromString,
             options,
             channel_credentials,
             insecure,

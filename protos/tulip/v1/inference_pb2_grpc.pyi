@@ -36,7 +36,7 @@ class InferenceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
-    InferStream: _grpc.StreamStreamMultiCallable[_inference_pb2.StreamRequest, _inference_pb2.StreamReply]
+    InferStream: _grpc.StreamStreamMultiCallable[_inference_pb2.RequestFrame, _inference_pb2.ReplyFrame]
     """One long-lived stream per (gateway worker, replica). Replies come in order of completion;
     correlation ids, chosen by the client and unique among its chunks in flight, match them up.
     """
@@ -48,7 +48,7 @@ class InferenceStub:
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    InferStream: _aio.StreamStreamMultiCallable[_inference_pb2.StreamRequest, _inference_pb2.StreamReply]  # type: ignore[assignment]
+    InferStream: _aio.StreamStreamMultiCallable[_inference_pb2.RequestFrame, _inference_pb2.ReplyFrame]  # type: ignore[assignment]
     """One long-lived stream per (gateway worker, replica). Replies come in order of completion;
     correlation ids, chosen by the client and unique among its chunks in flight, match them up.
     """
@@ -61,9 +61,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def InferStream(
         self,
-        request_iterator: _MaybeAsyncIterator[_inference_pb2.StreamRequest],
+        request_iterator: _MaybeAsyncIterator[_inference_pb2.RequestFrame],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_inference_pb2.StreamReply], _abc.AsyncIterator[_inference_pb2.StreamReply]]:
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.ReplyFrame], _abc.AsyncIterator[_inference_pb2.ReplyFrame]]:
         """One long-lived stream per (gateway worker, replica). Replies come in order of completion;
         correlation ids, chosen by the client and unique among its chunks in flight, match them up.
         """
