@@ -68,10 +68,12 @@ class PackedLayout:
     @property
     def lengths(self) -> Int32Array:
         """Tokens of each sequence, `[B]`."""
-        return np.diff(self.cu_lengths)
+        return self.cu_lengths[1:] - self.cu_lengths[:-1]
 
     def positions(self) -> Int32Array:
         """Position of every token inside its own sequence, from 0, `[T]`."""
+        if self.num_sequences == 1:
+            return np.arange(self.num_tokens, dtype=np.int32)
         starts = np.repeat(self.cu_lengths[:-1], self.lengths)
         return np.arange(self.num_tokens, dtype=np.int32) - starts
 

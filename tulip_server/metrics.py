@@ -8,29 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import product
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Metric, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from rose_engine.step_counters import StepCounters
+from tulip_server.meters import DistributionFamily, TallyFamily
 
 REGISTRY = CollectorRegistry()
 
 _TOKEN_BUCKETS = tuple(2**exponent for exponent in range(4, 18))  # 16 to 131,072 tokens
 _SEQUENCE_BUCKETS = tuple(2**exponent for exponent in range(12))  # 1 to 2,048 sequences
 _SECOND_BUCKETS = tuple(0.0005 * 2**exponent for exponent in range(16))  # 0.5 ms to 16 s
+_LANES = ("interactive", "bulk")
 
-_batches = Counter("tulip_batches", "Batches dispatched", registry=REGISTRY)
-_batch_tokens = Histogram(
-    "tulip_batch_tokens", "Tokens of a batch", buckets=_TOKEN_BUCKETS, registry=REGISTRY
+_batches = TallyFamily("tulip_batches", "Batches dispatched", REGISTRY)
+_batch_tokens = DistributionFamily("tulip_batch_tokens", "Tokens of a batch", _TOKEN_BUCKETS, REGISTRY)
+_batch_sequences = DistributionFamily(
+    "tulip_batch_sequences", "Sequences of a batch", _SEQUENCE_BUCKETS, REGISTRY
 )
-_batch_sequences = Histogram(
-    "tulip_batch_sequences", "Sequences of a batch", buckets=_SEQUENCE_BUCKETS, registry=REGISTRY
+_chunks = TallyFamily(
+    "tulip_chunks", "Chunks answered or dropped, by outcome", REGISTRY, "outcome", values=("ok",)
 )
-_chunks = Counter("tulip_chunks", "Chunks answered or dropped, by outcome", ["outcome"], registry=REGISTRY)
 _skipped = Counter(
     "tulip_skipped_sequences", "Sequences dropped before dispatch, by reason", ["reason"], registry=REGISTRY
 )
@@ -38,49 +39,46 @@ _refused = Counter(
     "tulip_refused_chunks", "Chunks refused at the door, by reason", ["reason", "lane"], registry=REGISTRY
 )
 _heartbeats = Counter("tulip_heartbeats", "Heartbeats handed to streams", registry=REGISTRY)
-_queue_seconds = Histogram(
+_queue_seconds = DistributionFamily(
     "tulip_queue_seconds",
     "From a chunk's arrival to the dispatch of its last sequence",
-    ["lane"],
-    buckets=_SECOND_BUCKETS,
-    registry=REGISTRY,
+    _SECOND_BUCKETS,
+    REGISTRY,
+    "lane",
+    values=_LANES,
 )
-_compute_seconds = Histogram(
+_compute_seconds = DistributionFamily(
     "tulip_compute_seconds",
     "From that dispatch until the chunk's last row was on the host",
-    buckets=_SECOND_BUCKETS,
-    registry=REGISTRY,
+    _SECOND_BUCKETS,
+    REGISTRY,
 )
-_step_seconds = Histogram(
+_step_seconds = DistributionFamily(
     "tulip_step_seconds",
     "From when the engine could begin with a batch until its rows were on the host; cold: with compiling",
-    ["kind"],
-    buckets=_SECOND_BUCKETS,
-    registry=REGISTRY,
+    _SECOND_BUCKETS,
+    REGISTRY,
+    "kind",
+    values=("hot", "cold"),
 )
 
 # A series that is born at 1 has no rate: those that alerts read are there, at 0, from the start.
 for _reason in ("expired", "cancelled"):
     _skipped.labels(_reason)
-for _values in product(("overloaded", "wedged", "shutting_down"), ("interactive", "bulk")):
+for _values in product(("overloaded", "wedged", "shutting_down"), _LANES):
     _refused.labels(*_values)
-
-# `labels` takes a lock and a microsecond; what a chunk or a step needs is looked up once.
-_answered = _chunks.labels("ok")
-_queue_seconds_of = cache(_queue_seconds.labels)
-_hot_step_seconds, _cold_step_seconds = _step_seconds.labels("hot"), _step_seconds.labels("cold")
 
 
 def batch_dispatched(num_sequences: int, num_tokens: int) -> None:
     """A batch went to the engine."""
-    _batches.inc()
-    _batch_sequences.observe(num_sequences)
-    _batch_tokens.observe(num_tokens)
+    _batches.of[""].add()
+    _batch_sequences.of[""].observe(num_sequences)
+    _batch_tokens.of[""].observe(num_tokens)
 
 
 def step_finished(seconds: float, *, cold: bool) -> None:
     """A batch came back from the engine."""
-    (_cold_step_seconds if cold else _hot_step_seconds).observe(seconds)
+    _step_seconds.of["cold" if cold else "hot"].observe(seconds)
 
 
 def sequences_skipped(reason: str, num_sequences: int) -> None:
@@ -90,14 +88,14 @@ def sequences_skipped(reason: str, num_sequences: int) -> None:
 
 def chunk_answered(lane: str, queue_seconds: float, compute_seconds: float) -> None:
     """A chunk has all its rows."""
-    _answered.inc()
-    _queue_seconds_of(lane).observe(queue_seconds)
-    _compute_seconds.observe(compute_seconds)
+    _chunks.of["ok"].add()
+    _queue_seconds.of[lane].observe(queue_seconds)
+    _compute_seconds.of[""].observe(compute_seconds)
 
 
 def chunk_failed(outcome: str) -> None:
     """A chunk has no rows; `outcome` is the error's."""
-    _chunks.labels(outcome).inc()
+    _chunks.of[outcome].add()
 
 
 def chunk_refused(outcome: str, lane: str) -> None:
