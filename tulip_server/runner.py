@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 # Between two looks at a result while another step is being launched on its thread: a loop that never rests
 # takes the interpreter from it again and again.
 _SECONDS_BESIDE_A_COLD_STEP = 0.0005
+# Beside a device that is polled anyway, a loop without work goes on turning for so long before it sleeps: the
+# kernel, and the more so a virtual machine's, takes 50 to 100 us to wake a thread for the next request.
+_RESTLESS_SECONDS = 0.002
 
 
 class StepEngine(Protocol):
@@ -203,17 +206,26 @@ class Runner:
 
     async def _change(self) -> None:
         self._batcher.changed.clear()
-        if not (self._engine.polled and self._in_flight):
-            await self._batcher.changed.wait()
+        if self._engine.polled:
+            await self._poll()
+            if self._in_flight:
+                return
+        await self._batcher.changed.wait()
+
+    async def _poll(self) -> None:
+        """Turn with the loop while a result, or for a moment a chunk, may come."""
+        restless_until = self._batcher.now() + _RESTLESS_SECONDS
         # Only a thread that waits could set an event here, and to be woken by one is what this saves.
-        while self._polls():  # noqa: ASYNC110
+        while self._polls(restless_until):  # noqa: ASYNC110
             await asyncio.sleep(0 if self._cold_step is None else _SECONDS_BESIDE_A_COLD_STEP)
 
-    def _polls(self) -> bool:
-        """Whether the oldest step is to be asked again: nothing else has happened, and it has not ended."""
-        if not self._in_flight or self._batcher.changed.is_set():
+    def _polls(self, restless_until: float) -> bool:
+        """Whether the loop is to turn once more: nothing has happened, and something may at any moment."""
+        if self._batcher.changed.is_set():
             return False
-        return not self._in_flight[0].rows.ready()
+        if self._in_flight:
+            return not self._in_flight[0].rows.ready()
+        return self._cold_step is None and self._batcher.now() < restless_until
 
     def _handle(self, event: Event) -> None:
         match event:
