@@ -24,6 +24,6 @@ sys.exit(seen != [protos.GRPC_EXPERIMENTS])
 """
 
 
-@pytest.mark.parametrize("module", ["ivy_gateway.app", "ivy_gateway.local", "tulip_server.server"])
+@pytest.mark.parametrize("module", ["ivy_gateway.app", "tulip_server.server"])
 def test_they_are_set_before_grpc_is_imported(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", SCRIPT, module]).returncode == 0
