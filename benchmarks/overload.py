@@ -182,7 +182,7 @@ class Bench:
         began = time.monotonic()
         while self._stack.num_ready() != num_ready:
             if time.monotonic() - began > 60:
-                raise SystemExit(f"the gateway never had {num_ready} servers: {self._stack.get('/info')[1]}")
+                raise SystemExit(f"the gateway never had {num_ready} servers: {self._stack.replicas()}")
             time.sleep(POLL_SECONDS)
         return time.monotonic() - began
 

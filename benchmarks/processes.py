@@ -196,12 +196,17 @@ class Cluster:
         content: dict[str, Any] = json.loads(self.get("/info")[1])
         return content
 
+    def replicas(self) -> list[dict[str, Any]]:
+        """Each replica's address, state and reason; none before one has said what it serves."""
+        try:
+            found: list[dict[str, Any]] = self.info()["replicas"]
+        except (KeyError, ValueError):
+            return []
+        return found
+
     def num_ready(self) -> int:
         """Replicas that the gateway gives work to."""
-        try:
-            return sum(replica["state"] == "ready" for replica in self.info()["replicas"])
-        except (KeyError, ValueError):  # no replica has said yet what it serves
-            return 0
+        return sum(replica["state"] == "ready" for replica in self.replicas())
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all series of `name` in the gateway's metrics that carry these labels."""
@@ -212,7 +217,7 @@ class Cluster:
         began = time.monotonic()
         while self.num_ready() != count:
             if time.monotonic() - began > seconds:
-                raise TimeoutError(f"not {count} replicas after {seconds:g} s: {self.get('/info')[1]}")
+                raise TimeoutError(f"not {count} replicas after {seconds:g} s: {self.replicas()}")
             time.sleep(_POLL_SECONDS)
         return time.monotonic() - began
 

@@ -111,12 +111,24 @@ def ask(port: int, bodies: Sequence[bytes]) -> dict[str, float]:
         return content
 
     with contextlib.closing(connection):
+        _wait_until_healthy(connection)
         call("POST", "/score", bodies[0])
         before = phase_sums(call("GET", "/metrics"))
         for body in bodies[1:]:
             call("POST", "/score", body)
         after = phase_sums(call("GET", "/metrics"))
     return {phase: 1000 * (after[phase] - before[phase]) / (len(bodies) - 1) for phase in _PHASES}
+
+
+def _wait_until_healthy(connection: http.client.HTTPConnection) -> None:
+    for _ in range(int(_READY_SECONDS / 0.1)):
+        connection.request("GET", "/health")
+        reply = connection.getresponse()
+        reply.read()
+        if reply.status == 200:
+            return
+        time.sleep(0.1)
+    raise SystemExit("no server became ready")
 
 
 def requests() -> list[bytes]:

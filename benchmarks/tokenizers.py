@@ -39,7 +39,7 @@ LANGUAGES = ("ar", "de", "en", "hi", "ru", "th", "zh")
 LENGTHS = (32, 128, 512, 4096)
 NUM_PASSAGES = 100
 MAX_LENGTH = 512
-# Passages of a language: to warm on, to encode as a batch and as documents, to make texts of given lengths of.
+# Passages of a language: to warm on, to encode as a batch and as documents, to make texts of some length of.
 WARM, BATCH, LONG = slice(0, 60), slice(60, 160), slice(160, 240)
 REACH = {"encode": 6.0, "batch": 5.0, "pairs": 4.0}
 AIM = {"encode": 8.0, "batch": 7.0, "pairs": 6.0, "sentencepiece": 1.0}
@@ -110,8 +110,9 @@ def sentencepiece_of(content: Json) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 
 
-def processor_seconds(work: Callable[[], object]) -> float:
-    """Processor time of one call."""
+def processor_seconds(work: Callable[[], object], warm: Callable[[], object] = lambda: None) -> float:
+    """Processor time of one call of `work`, right after `warm`."""
+    warm()
     began = time.process_time()
     work()
     return time.process_time() - began
@@ -134,24 +135,32 @@ def texts_of_length(sides: Sides, passages: Sequence[str], length: int, num_toke
     return [whole[a:b] for a, b in zip(bounds, [*bounds[1:], offsets[count * length - 1][1]], strict=True)]
 
 
-def one_by_one(sides: Sides, texts: list[str]) -> dict[str, float]:
-    """Processor seconds of a call for each text."""
-    seconds = {
-        "ours": processor_seconds(lambda: [sides.ours.encode([text]) for text in texts]),
-        "encode": processor_seconds(lambda: [sides.single.encode(text).ids for text in texts]),
-        "batch": processor_seconds(lambda: [sides.batch.encode_batch_fast([text])[0].ids for text in texts]),
+def one_by_one(sides: Sides, warm: list[str], texts: list[str]) -> dict[str, float]:
+    """Processor seconds of a call for each text, right after calls for each of `warm`."""
+    calls: dict[str, Callable[[str], object]] = {
+        "ours": lambda text: sides.ours.encode([text]),
+        "encode": lambda text: sides.single.encode(text).ids,
+        "batch": lambda text: sides.batch.encode_batch_fast([text])[0].ids,
     }
     if sides.sentencepiece is not None:
-        processor = sides.sentencepiece
-        seconds["sentencepiece"] = processor_seconds(lambda: [processor.encode(text) for text in texts])
-    return seconds
+        calls["sentencepiece"] = sides.sentencepiece.encode
+    return {name: _seconds_of_each(call, warm, texts) for name, call in calls.items()}
 
 
-def at_once(sides: Sides, texts: list[str]) -> dict[str, float]:
+def _seconds_of_each(call: Callable[[str], object], warm: list[str], texts: list[str]) -> float:
+    for text in warm:
+        call(text)
+    return processor_seconds(lambda: [call(text) for text in texts])
+
+
+def at_once(sides: Sides, warm: list[str], texts: list[str]) -> dict[str, float]:
     """Seconds of one call for all texts: of the processor with one thread, wall with all."""
     seconds = {
-        "ours": processor_seconds(lambda: sides.ours.encode(texts)),
-        "batch": processor_seconds(lambda: [e.ids for e in sides.batch.encode_batch_fast(texts)]),
+        "ours": processor_seconds(lambda: sides.ours.encode(texts), lambda: sides.ours.encode(warm)),
+        "batch": processor_seconds(
+            lambda: [e.ids for e in sides.batch.encode_batch_fast(texts)],
+            lambda: sides.batch.encode_batch_fast(warm),
+        ),
         "batch_warm": processor_seconds(lambda: [e.ids for e in sides.batch.encode_batch_fast(texts)]),
         "ours_all_threads": wall_seconds(lambda: sides.ours_all_threads.encode(texts)),
     }
@@ -161,11 +170,13 @@ def at_once(sides: Sides, texts: list[str]) -> dict[str, float]:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if sides.sentencepiece is not None:
         processor = sides.sentencepiece
-        seconds["sentencepiece"] = processor_seconds(lambda: processor.encode(texts, num_threads=1))
+        seconds["sentencepiece"] = processor_seconds(
+            lambda: processor.encode(texts, num_threads=1), lambda: processor.encode(warm, num_threads=1)
+        )
     return seconds
 
 
-def pairs(sides: Sides, query: str, documents: list[str]) -> dict[str, float]:
+def pairs(sides: Sides, warm: list[str], query: str, documents: list[str]) -> dict[str, float]:
     """Processor seconds of one query with every document, each pair cut to the limit in its document."""
     template = Templates.read(sides.content, segments=False).pair
     first, between, last = template.pieces
@@ -184,20 +195,23 @@ def pairs(sides: Sides, query: str, documents: list[str]) -> dict[str, float]:
         encodings = theirs.encode_batch_fast([(query, document) for document in documents])
         found.append([encoding.ids for encoding in encodings])
 
-    seconds = {"ours": processor_seconds(ours), "batch": processor_seconds(library)}
+    seconds = {
+        "ours": processor_seconds(ours, lambda: sides.ours.encode(warm)),
+        "batch": processor_seconds(library, lambda: theirs.encode_batch_fast(warm)),
+    }
     theirs.no_truncation()
     assert found[0] == found[1], "other ids than the library's"
     return seconds
 
 
-def cut_early(sides: Sides, texts: list[str]) -> dict[str, float]:
+def cut_early(sides: Sides, warm: list[str], texts: list[str]) -> dict[str, float]:
     """Processor seconds of texts of 4,096 tokens cut to 512: the library encodes all of each before."""
     frame = Frame(room=MAX_LENGTH)
     sides.batch.enable_truncation(MAX_LENGTH)
     work = lambda: sides.batch.encode_batch_fast(texts, add_special_tokens=False)  # noqa: E731
     seconds = {
-        "ours": processor_seconds(lambda: sides.ours.encode(texts, [frame])),
-        "batch": processor_seconds(work),
+        "ours": processor_seconds(lambda: sides.ours.encode(texts, [frame]), lambda: sides.ours.encode(warm)),
+        "batch": processor_seconds(work, lambda: sides.batch.encode_batch_fast(warm)),
     }
     sides.batch.no_truncation()
     return seconds
@@ -206,7 +220,8 @@ def cut_early(sides: Sides, texts: list[str]) -> dict[str, float]:
 def measure(sides: Sides, language: str, num_tokens: int) -> list[dict[str, Any]]:
     """All cases of one language."""
     xquad = Xquad.load(language)
-    sides.warm(xquad.passages[WARM])
+    warm = list(xquad.passages[WARM])
+    sides.warm(warm)
     documents = list(xquad.passages[BATCH])
     # Pairs first: their object of the library has not seen these passages either.
     question = xquad.questions[xquad.answers.index(BATCH.start)]
@@ -215,13 +230,13 @@ def measure(sides: Sides, language: str, num_tokens: int) -> list[dict[str, Any]
             "language": language,
             "case": f"1 query x {NUM_PASSAGES}",
             "count": len(documents),
-            **pairs(sides, question, documents),
+            **pairs(sides, warm, question, documents),
         },
         {
             "language": language,
             "case": f"{NUM_PASSAGES} passages",
             "count": len(documents),
-            **at_once(sides, documents),
+            **at_once(sides, warm, documents),
         },
     ]
     passages = list(xquad.passages[LONG])
@@ -231,10 +246,20 @@ def measure(sides: Sides, language: str, num_tokens: int) -> list[dict[str, Any]
         texts = texts_of_length(sides, part, length, max(length, num_tokens))
         assert texts, f"{language}: no text of {length} tokens"
         rows.append(
-            {"language": language, "case": f"1 x {length}", "count": len(texts), **one_by_one(sides, texts)}
+            {
+                "language": language,
+                "case": f"1 x {length}",
+                "count": len(texts),
+                **one_by_one(sides, warm, texts),
+            }
         )
     rows.append(
-        {"language": language, "case": "4096 cut to 512", "count": len(texts), **cut_early(sides, texts)}
+        {
+            "language": language,
+            "case": "4096 cut to 512",
+            "count": len(texts),
+            **cut_early(sides, warm, texts),
+        }
     )
     for row in rows:
         row["ratios"] = ratios(row)

@@ -265,7 +265,7 @@ class Replica:
             reason = "the stream broke"
         except TimeoutError:
             reason = f"no message for {self._settings.reconnect_seconds:g} s"
-        except Exception as error:  # noqa: BLE001 - it costs this connection, and not the replica for ever
+        except Exception as error:  # costs this connection, and not the replica for ever
             reason = f"a bug in the gateway: {error!r}"
             logger.exception("this is a bug: the connection to replica %s", self.address)
         finally:

@@ -24,7 +24,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from ivy_gateway import logs
+from ivy_gateway import logs, metrics
 from ivy_gateway.app import create_app
 from ivy_gateway.config import GatewayConfig
 from ivy_gateway.credentials import check_server_certificate
@@ -84,7 +84,8 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after the connections once a second."""
+        """Fold the metrics; look after the connections once a second."""
+        metrics.fold()
         if counter % _SECOND == 0:
             self._check_connections()
         return await super().on_tick(counter)
@@ -99,6 +100,7 @@ class _Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             checking.cancel()
+            metrics.fold()
 
     async def _keep_checking(self) -> None:
         while True:
@@ -188,6 +190,7 @@ def _settings(app: FastAPI, config: GatewayConfig) -> uvicorn.Config:
         log_level="debug" if config.log_level == "debug" else "warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody looks at the client's address or scheme
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=math.ceil(config.grace_seconds),

@@ -611,3 +611,19 @@ async def disturb(chance: random.Random, tulip: FakeTulip) -> None:
             tulip.heartbeat = pb.Heartbeat(wedged=chance.random() < 0.5)
         case 8 | 9 | 10:
             tulip.heartbeat = pb.Heartbeat()
+
+
+async def test_a_bug_costs_a_connection_and_not_the_replica(monkeypatch, caplog):
+    check, seen = ReplicaPool._check, []
+
+    def fails_once(pool, description):
+        seen.append(description)
+        if len(seen) == 1:
+            raise ZeroDivisionError("a bug")
+        check(pool, description)
+
+    monkeypatch.setattr(ReplicaPool, "_check", fails_once)
+    async with pool_of(FakeTulip()) as pool:
+        assert pool.num_ready == 1
+    assert len(seen) == 2
+    assert "ZeroDivisionError" in caplog.text
