@@ -1,0 +1,1 @@
+"""What a deployment does, done on this machine without containers: see `python -m deploy.exercise --help`."""
