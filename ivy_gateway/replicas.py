@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ivy_gateway import metrics
@@ -145,9 +145,9 @@ class ReplicaPool:
         """Keep all streams up for as long as the block lasts."""
         for replica in self._replicas.values():
             self._start(replica)
-        keepers = [asyncio.create_task(self._watch())]
+        keepers = [asyncio.create_task(_kept(self._watch))]
         if self._resolver.changes:
-            keepers.append(asyncio.create_task(self._follow_names()))
+            keepers.append(asyncio.create_task(_kept(self._follow_names)))
         try:
             yield
         finally:
@@ -229,7 +229,8 @@ class ReplicaPool:
 
     def _release(self, replica: Replica, cost: int, lane: Lane) -> None:
         replica.charge(-cost, lane)
-        self._grant()
+        if self._waiting:
+            self._grant()
 
     def _grant(self) -> None:
         """Hand free room to the waiting chunks; fail them when nobody has been there for too long."""
@@ -368,3 +369,13 @@ def _replica_for(waiter: _Waiter, rotation: list[Replica]) -> Replica | None:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def _kept(work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work`, which has no end, and again should it fail: without it nothing is noticed any more."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("looking after the replicas failed; it begins anew")
+            await asyncio.sleep(TICK_SECONDS)

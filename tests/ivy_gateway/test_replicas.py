@@ -627,3 +627,18 @@ async def test_a_bug_costs_a_connection_and_not_the_replica(monkeypatch, caplog)
         assert pool.num_ready == 1
     assert len(seen) == 2
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_fault_while_looking_after_the_replicas_does_not_end_that(monkeypatch):
+    async with pool_of(FakeTulip()) as pool:
+        (replica,) = pool._replicas.values()
+        ticks, tick = [], replica.tick
+
+        def faulty(seconds: float) -> None:
+            ticks.append(seconds)
+            if len(ticks) == 1:
+                raise RuntimeError("a bug")
+            tick(seconds)
+
+        monkeypatch.setattr(replica, "tick", faulty)
+        await until(lambda: len(ticks) > 2)
