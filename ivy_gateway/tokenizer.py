@@ -208,6 +208,13 @@ class TextTokenizer:
         template = single if add_special_tokens else single.without_specials()
         around_ready = single if self.reranker is None else self.default_pair
         cut = self._cut(template, truncation, default_truncate, field)
+        ready = [p.text for p in prompts if isinstance(p.text, TokenIds)]
+        if len(ready) == len(prompts):  # nothing that a thread would be worth
+            faults.point("tokenize")
+            indexes = [p.index for p in prompts]
+            self._check_all_ids(ready, indexes, field)
+            inputs = [fit_ready(n, ids, around_ready, cut) for n, ids in zip(indexes, ready, strict=True)]
+            return checked_lengths(inputs, cut, field)
 
         def encode_part(part: Sequence[Prompt]) -> list[EncodedInput]:
             named = [(f"{field}[{p.index}]", p.text) for p in part]
@@ -372,6 +379,16 @@ class TextTokenizer:
             )
         if segments is not None and len(segments) != len(ids):
             raise InvalidValue(f"`{param}`: {len(segments)} segment ids for {len(ids)} token ids", param)
+
+    def _check_all_ids(self, ready: Sequence[TokenIds], indexes: Sequence[int], field: str) -> None:
+        """`check_ids` of every sequence, of all at once where no segment ids are to be looked at."""
+        if ready and all(ids.segment_ids is None for ids in ready):
+            # As unsigned numbers negative ones are above every vocabulary.
+            ids = np.concatenate([each.token_ids for each in ready]).view(np.uint32)
+            if not len(ids) or ids.max() < self.vocabulary_size:
+                return
+        for index, each in zip(indexes, ready, strict=True):
+            self.check_ids(each, f"{field}[{index}]")
 
     def _cut(self, template: Template, truncation: Truncation, default: bool, field: str) -> Cut:
         limit = self.max_length

@@ -22,7 +22,8 @@ except ImportError:  # built without a compiler
 
 Int32Array = NDArray[np.int32]
 
-_CUT, _NOT_UNICODE, _NOT_ENCODED = 1, 2, 3  # states of a text, as the extension gives them
+_WHOLE, _CUT, _NOT_UNICODE, _NOT_ENCODED = range(4)  # states of a text, as the extension gives them
+_ENCODED = bytes((_WHOLE, _CUT))
 
 
 class NoEncoder(Exception):
@@ -63,7 +64,13 @@ class Encoded:
     ids: Int32Array  # [T]
     segments: Int32Array | None  # [T], where asked for
     cu_seqlens: Int32Array  # [B + 1]
-    cut: NDArray[np.bool_]  # [B]: whether tokens of the text are missing
+    states: NDArray[np.uint8]  # [B]
+
+    @property
+    def cut(self) -> NDArray[np.bool_]:
+        """Whether tokens of each text are missing: [B]."""
+        cut: NDArray[np.bool_] = self.states == _CUT
+        return cut
 
     def lists(self) -> list[list[int]]:
         """The ids of each text."""
@@ -77,29 +84,28 @@ class FastEncoder:
     def __init__(self, native: _native.Encoder, library: Tokenizer) -> None:
         self._native = native
         self._library = library
+        self._whole = [_native_frame(Frame())]
 
     def encode(
         self,
         texts: list[str],
-        frames: Sequence[Frame] = (Frame(),),
+        frames: Sequence[Frame] = (),
         frame_of: Sequence[int] | None = None,
         *,
         with_segments: bool = False,
     ) -> Encoded:
-        """Encode `texts`, each in the frame that `frame_of` names; without it all in the first.
+        """Encode `texts`, each in the frame that `frame_of` names; without it all in the first, or in none.
 
         Raises `NotUnicode` for the first text that is not valid Unicode.
         """
         chosen = None if frame_of is None else np.array(frame_of, np.int32)
-        ids, segments, ends, states = self._native.encode(
-            texts, [_native_frame(frame) for frame in frames], chosen, with_segments
-        )
-        encoded = Encoded(ids, segments, ends, states == _CUT)
-        if states.max(initial=0) <= _CUT:
+        native_frames = [_native_frame(frame) for frame in frames] or self._whole
+        encoded = Encoded(*self._native.encode(texts, native_frames, chosen, with_segments))
+        if not encoded.states.tobytes().strip(_ENCODED):
             return encoded
-        if (states == _NOT_UNICODE).any():
-            raise NotUnicode(int((states == _NOT_UNICODE).argmax()))
-        return self._completed(encoded, texts, frames, frame_of, np.flatnonzero(states == _NOT_ENCODED))
+        if (unreadable := np.flatnonzero(encoded.states == _NOT_UNICODE)).size:
+            raise NotUnicode(int(unreadable[0]))
+        return self._completed(encoded, texts, frames or (Frame(),), frame_of)
 
     def ids(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, alone. Raises as `encode`."""
@@ -111,24 +117,23 @@ class FastEncoder:
         texts: list[str],
         frames: Sequence[Frame],
         frame_of: Sequence[int] | None,
-        missing: NDArray[np.intp],
     ) -> Encoded:
         """`encoded` with the texts that only the library can encode."""
         parts = np.split(encoded.ids, encoded.cu_seqlens[1:-1])
         segments = None if encoded.segments is None else np.split(encoded.segments, encoded.cu_seqlens[1:-1])
-        cut = encoded.cut.copy()
-        for i in missing.tolist():
+        states = encoded.states.copy()
+        for i in np.flatnonzero(states == _NOT_ENCODED).tolist():
             frame = frames[0 if frame_of is None else frame_of[i]]
             found = self._library.encode(texts[i], add_special_tokens=False).ids
             kept = _kept(found, frame)
-            cut[i] = len(kept) < len(found)
+            states[i] = _CUT if len(kept) < len(found) else _WHOLE
             parts[i] = np.array([*frame.prefix.ids, *kept, *frame.suffix.ids], np.int32)
             if segments is not None:
                 own = [frame.text_segment] * len(kept)
                 segments[i] = np.array([*frame.prefix.segments, *own, *frame.suffix.segments], np.int32)
         ends = np.cumsum([0, *map(len, parts)], dtype=np.int32)
         return Encoded(
-            np.concatenate(parts), None if segments is None else np.concatenate(segments), ends, cut
+            np.concatenate(parts), None if segments is None else np.concatenate(segments), ends, states
         )
 
 

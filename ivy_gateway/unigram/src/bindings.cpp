@@ -171,6 +171,7 @@ nb::list ranges() {
 
 NB_MODULE(_native, module) {
     using namespace ivy;
+    nb::set_leak_warnings(false);  // what a traceback still holds when the interpreter ends is no leak
 
     nb::class_<Frame>(module, "Frame")
         .def(

@@ -22,7 +22,7 @@ UnigramModel build_model(const UnigramOptions& options, const Alphabet& alphabet
     }
     if (model.max_piece > kMaxPiece) throw std::length_error("unigram: a piece is too long");
     model.trie = Trie(std::move(keys), alphabet.size());
-    model.scores = options.scores;
+    model.scores.assign(options.scores.begin(), options.scores.end());
     model.unknown_token = options.unknown_token;
     double lowest = std::numeric_limits<double>::infinity();
     for (const double score : options.scores) lowest = std::min(lowest, score);

@@ -16,7 +16,7 @@ namespace ivy {
 
 struct UnigramModel {
     Trie trie;
-    std::vector<double> scores;  // [tokens]
+    Vector<double> scores;  // [tokens]
     double unknown_score = 0;
     std::int32_t unknown_token = 0;
     std::size_t max_piece = 1;  // the longest piece, in characters
