@@ -137,12 +137,16 @@ class Admission:
 
     def move(self, ticket: Ticket, lane: Lane, cost: int) -> None:
         """Count the request of `ticket` as one of `cost` tokens in `lane`."""
-        self._count(ticket, -1)
-        if lane is not ticket.lane:
+        if lane is ticket.lane:
+            self._tokens[lane] += cost - ticket.cost
+            ticket.cost = cost
+            metrics.queue_changed(lane.value, self._tokens[lane])
+        else:
+            self._count(ticket, -1)
             self._flows[ticket.lane].went()
             self._enter(lane)
-        ticket.lane, ticket.cost = lane, cost
-        self._count(ticket, 1)
+            ticket.lane, ticket.cost = lane, cost
+            self._count(ticket, 1)
         if lane is Lane.INTERACTIVE:
             self._sizes.add(cost)
 

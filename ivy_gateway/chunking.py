@@ -49,7 +49,7 @@ def split(
 def merge(chunk_rows: Sequence[NDArray[Any]], chunks: Sequence[Chunk]) -> NDArray[Any]:
     """The rows of all chunks, `[R, D]`, in the job's order; a chunk's are in the order of its inputs."""
     assert len(chunk_rows) == len(chunks), "one block of rows per chunk: this is a bug of the caller"
-    rows_RD = np.concatenate(chunk_rows)
+    rows_RD = chunk_rows[0] if len(chunk_rows) == 1 else np.concatenate(chunk_rows)
     indexes = [item.index for chunk in chunks for item in chunk.inputs]
     if all(earlier < later for earlier, later in itertools.pairwise(indexes)):
         return rows_RD

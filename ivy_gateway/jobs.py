@@ -6,6 +6,7 @@ Knows nothing of HTTP, of tokenizers or of gRPC.
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ class Lane(enum.Enum):
 
     INTERACTIVE = "interactive"
     BULK = "bulk"  # steps back, but not for longer than its patience
+
+    __hash__ = object.__hash__  # a key several times a request: the enum's own is a Python function
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,7 +207,7 @@ class EncodedInput:
         return 1 if self.spans is None else len(self.spans)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Chunk:
     """Consecutive inputs of one job that travel in one message to one replica."""
 
@@ -212,10 +215,10 @@ class Chunk:
     output: Output = Output.OWN
     lane: Lane = Lane.INTERACTIVE
 
-    @property
+    @functools.cached_property
     def num_tokens(self) -> int:
         """What the chunk costs, in tokens."""
-        return sum(item.num_tokens for item in self.inputs)
+        return sum(len(item.token_ids) for item in self.inputs)
 
     @property
     def num_rows(self) -> int:

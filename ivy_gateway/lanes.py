@@ -40,7 +40,7 @@ class LaneQueue(Generic[W]):
         self._items: dict[Lane, dict[W, None]] = {lane: {} for lane in Lane}
 
     def __len__(self) -> int:
-        return sum(len(items) for items in self._items.values())
+        return sum(map(len, self._items.values()))
 
     def push(self, item: W) -> None:
         """Add `item` at the end of its lane."""

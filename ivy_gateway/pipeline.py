@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -425,12 +425,15 @@ class Pipeline:
         """
         stamp("gateway.job")
         asked = request_context.current().lane
-        with (
-            _counted(num_inputs),
-            self.admission.admitted(asked, num_inputs, num_characters(said)) as ticket,
-        ):
-            async with _until(deadline):
-                yield ticket
+        metrics.job_started(num_inputs)
+        try:
+            with self.admission.admitted(asked, num_inputs, num_characters(said)) as ticket:
+                async with asyncio.timeout_at(deadline):
+                    yield ticket
+        except TimeoutError:
+            raise _late() from None
+        finally:
+            metrics.job_ended(num_inputs)
 
     def _within_limit(self, truncation: Truncation) -> Truncation:
         """Tighten `truncation` where the servers accept less than the model's own files allow."""
@@ -462,9 +465,10 @@ def _check_fits_reply(encoded: Sequence[EncodedInput], width: int, field: str) -
 def _check_finite(rows_RD: NDArray[Any], encoded: Sequence[EncodedInput], output: Output) -> None:
     if rows_RD.dtype.kind != "f":
         return
-    finite_R = np.isfinite(rows_RD).all(axis=1)
-    if not finite_R.all():
-        bad = np.unique(np.repeat(np.arange(len(encoded)), _counts(encoded, output))[~finite_R])
+    finite_RD = np.isfinite(rows_RD)
+    if not finite_RD.all():
+        wrong_R = ~finite_RD.all(axis=1)
+        bad = np.unique(np.repeat(np.arange(len(encoded)), _counts(encoded, output))[wrong_R])
         metrics.non_finite_rows(len(bad))
         shown = ", ".join(str(index) for index in bad[:20])
         raise InferenceFailed(f"the model gave values that are not finite for input {shown}")
@@ -489,15 +493,6 @@ def _timings(began: float, tokenized: float, *passes: _Rows) -> PhaseTimings:
     return PhaseTimings(tokenized - began, queue, inference, _now() - began)
 
 
-@contextlib.contextmanager
-def _counted(num_inputs: int) -> Iterator[None]:
-    metrics.job_started(num_inputs)
-    try:
-        yield
-    finally:
-        metrics.job_ended(num_inputs)
-
-
 @contextlib.asynccontextmanager
 async def _until(deadline: float) -> AsyncIterator[None]:
     """Leave the block at `deadline` with `DeadlineExceeded`."""
@@ -505,7 +500,11 @@ async def _until(deadline: float) -> AsyncIterator[None]:
         async with asyncio.timeout_at(deadline):
             yield
     except TimeoutError:
-        raise DeadlineExceeded("the deadline passed before the request was done") from None
+        raise _late() from None
+
+
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed before the request was done")
 
 
 def _now() -> float:

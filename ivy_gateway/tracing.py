@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from ivy_gateway import request_context
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 _EXPORT_SECONDS = 5.0  # for one message to the collector, and for the last one when the gateway ends
 _TRACES_PATH = "/v1/traces"
 
+_NO_SPAN = contextlib.nullcontext()  # one for all: a generator for each would cost more than all else here
 _tracer: Tracer | None = None
 
 
@@ -58,19 +60,20 @@ def recording(provider: TracerProvider) -> Iterator[None]:
         _tracer = None
 
 
-@contextlib.contextmanager
-def request_span(method: str) -> Iterator[Span | None]:
+def request_span(method: str) -> AbstractContextManager[Span | None]:
     """The span of a whole request, in the trace that its client named, if it did."""
-    if _tracer is None:
-        yield None
-        return
+    return _NO_SPAN if _tracer is None else _request_span(_tracer, method)
+
+
+@contextlib.contextmanager
+def _request_span(tracer: Tracer, method: str) -> Iterator[Span]:
     from opentelemetry.trace import SpanKind
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     context = request_context.current()
     parent = TraceContextTextMapPropagator().extract({"traceparent": context.traceparent})
     attributes = {"http.request.method": method, "request.id": context.request_id}
-    with _tracer.start_as_current_span(method, parent, SpanKind.SERVER, attributes) as span:
+    with tracer.start_as_current_span(method, parent, SpanKind.SERVER, attributes) as span:
         yield span
 
 
@@ -85,17 +88,14 @@ def end_request(span: Span | None, method: str, route: str, status: int) -> None
             span.set_status(Status(StatusCode.ERROR))
 
 
-@contextlib.contextmanager
-def chunk_span(num_tokens: int, num_inputs: int) -> Iterator[None]:
+def chunk_span(num_tokens: int, num_inputs: int) -> AbstractContextManager[Span | None]:
     """The span of one chunk, from when it begins to wait for a server."""
     if _tracer is None:
-        yield
-        return
+        return _NO_SPAN
     from opentelemetry.trace import SpanKind
 
     attributes = {"ivy.tokens": num_tokens, "ivy.inputs": num_inputs}
-    with _tracer.start_as_current_span("chunk", kind=SpanKind.CLIENT, attributes=attributes):
-        yield
+    return _tracer.start_as_current_span("chunk", kind=SpanKind.CLIENT, attributes=attributes)
 
 
 def tokenized(began: float, ended: float) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -20,6 +19,8 @@ from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.routes.body import Fields
 from ivy_gateway.routes.render import JSON, ClientGone
 
+_WATCH_AFTER_SECONDS = 0.01
+
 
 def pipeline_of(request: Request) -> Pipeline:
     """The pipeline that the application was started with."""
@@ -32,26 +33,42 @@ def deadline_for(config: GatewayConfig) -> float:
     return asyncio.get_running_loop().time() + config.request_timeout
 
 
-@contextlib.asynccontextmanager
-async def hangup_cancels(request: Request) -> AsyncIterator[None]:
-    """Cancel the block when the client hangs up; it ends with `ClientGone` then."""
-    task = asyncio.current_task()
-    assert task is not None
-    watcher = asyncio.create_task(_cancel_at_hangup(request, task))
-    try:
-        yield
-    except asyncio.CancelledError:
-        if watcher.done() and not watcher.cancelled() and task.uncancel() == 0:
-            raise ClientGone from None
-        raise
-    finally:
+class hangup_cancels:  # noqa: N801 - used as a function
+    """Cancel the block when the client hangs up; it ends with `ClientGone` then.
+
+    The connection is looked at from a while after the start on: most requests are done before, and need no
+    task for it.
+    """
+
+    __slots__ = ("_request", "_starter", "_task", "_watcher")
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._starter = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, self._watch)
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._starter.cancel()
+        watcher = self._watcher
+        if watcher is None:
+            return
+        hung_up = watcher.done() and not watcher.cancelled()
         watcher.cancel()
+        if kind is asyncio.CancelledError and hung_up and self._task.uncancel() == 0:
+            raise ClientGone from None
 
+    def _watch(self) -> None:
+        self._watcher = asyncio.create_task(self._cancel_at_hangup())
 
-async def _cancel_at_hangup(request: Request, task: asyncio.Task[Any]) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    task.cancel()
+    async def _cancel_at_hangup(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._task.cancel()
 
 
 def check_model(fields: Fields, config: GatewayConfig) -> None:

@@ -5,6 +5,7 @@ Every refusal names the field and the first bad position, or every empty one.
 
 from __future__ import annotations
 
+import struct
 from typing import cast
 
 import numpy as np
@@ -159,12 +160,14 @@ def _read_ids(value: JsonValue, place: str) -> Int32Array:
         refuse(place, "a list of token ids", value)
     if not value:
         raise EmptyInput(f"`{place}` cannot be empty", place)
-    ids = _integers(value, place)
     try:
-        array = np.array(ids, np.int32)
-    except OverflowError:
+        # Twice as fast as numpy's own conversion, and takes no number with a fraction.
+        array = np.frombuffer(struct.pack(f"{len(value)}i", *value), np.int32)
+    except struct.error:
         array = None
-    # Numpy looks at a whole array in the time that Python takes for a few of its numbers.
+    if array is not None and array.min() > 1:  # at most 1 are the booleans that pass for integers
+        return array
+    ids = _integers(value, place)
     if array is None or array.min() < 0:
         at = next(i for i, token in enumerate(ids) if not 0 <= token <= LARGEST_ID)
         raise InvalidValue(f"`{place}[{at}]`: {ids[at]} is no token id", f"{place}[{at}]")

@@ -358,7 +358,7 @@ async def test_pooling_as_vllm_does(start_gateway, ids):
         ({"task": "token_classify"}, "task"),
         ({"task": "plugin"}, "task"),
         ({"dimensions": 4}, "dimensions"),
-        ({"encoding_format": "bytes"}, "encoding_format"),
+        ({"encoding_format": "octets"}, "encoding_format"),
         ({"task": "token_embed", "encoding_format": "bytes"}, "encoding_format"),
         ({"task": "token_embed", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"task": "token_embed", "encoding_format": "base64_int8"}, "encoding_format"),
