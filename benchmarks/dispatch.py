@@ -103,6 +103,8 @@ async def ask(port: int, num_tokens: int, at_once: int, num_messages: int) -> No
         following = at_once
         while len(taken) < len(ids):
             for reply in (await call.read()).replies:
+                if reply.HasField("failure"):
+                    raise SystemExit(f"refused: {reply.failure.message}")
                 if reply.HasField("reply"):
                     taken.append(1e3 * (time.perf_counter() - began[reply.correlation_id - 1]))
                     if following < len(ids):
