@@ -96,6 +96,7 @@ def faults(tmp_path_factory) -> Path:
 def two(fleet, reference_e, faults) -> Stack:
     """E on two replicas, in small chunks; its steps fail as files in `faults` say."""
     environment = {"IVY_MAX_CHUNK_TOKENS": "1024", "TULIP_THREADS": "1", "BOUQUET_FAULTS": str(faults)}
+    environment |= {"IVY_REPLICA_PATIENCE_SECONDS": "0.2"}  # far less than a server takes to start again
     return fleet.start("two", reference_e.folder, "--replicas", "2", **environment)
 
 

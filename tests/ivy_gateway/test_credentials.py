@@ -34,11 +34,13 @@ def make(folder: Path, name: str, signer: str | None, alternative: str = "") -> 
     key, request, made = (str(folder / f"{name}.{end}") for end in ("key", "csr", "pem"))
     new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
     if signer is None:
-        openssl(*new, "-x509", "-out", made, "-days", "2", "-subj", f"/CN={name}")
+        signs = ("-addext", "keyUsage=critical,keyCertSign")  # Python 3.13 asks for it
+        openssl(*new, "-x509", "-out", made, "-days", "2", "-subj", f"/CN={name}", *signs)
         return
     openssl(*new, "-out", request, "-subj", f"/CN={name}")
     extensions = folder / f"{name}.ext"
-    extensions.write_text(f"subjectAltName={alternative}\n" if alternative else "")
+    names = f"subjectAltName={alternative}\n" if alternative else ""
+    extensions.write_text(f"{names}authorityKeyIdentifier=keyid\n")
     authority = ("-CA", str(folder / f"{signer}.pem"), "-CAkey", str(folder / f"{signer}.key"))
     openssl("x509", "-req", "-in", request, *authority, "-CAcreateserial", "-out", made, "-days", "2",
             "-extfile", str(extensions))  # fmt: skip

@@ -61,7 +61,7 @@ def assert_spare_tokens_change_nothing(trunk: Trunk) -> None:
     )
     with torch.inference_mode():
         got = trunk(padded, SdpaBackend().bind(layout))
-    assert_rows_close(got[: len(wanted)], wanted, tolerance=1e-6)
+    assert_rows_close(got[: len(wanted)], wanted, tolerance=5e-6)
 
 
 def assert_prefix_and_head_do_not_matter(model: PreTrainedModel, folder: Path) -> None:

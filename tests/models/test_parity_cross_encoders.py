@@ -155,7 +155,7 @@ def test_a_pair_does_not_depend_on_its_neighbours(tmp_path: Path):
     folder, sequences = saved(tiny("XLMRoberta", num_labels=1), tmp_path), random_sequences(segments=False)
     together = our_logits(folder, sequences)
     alone = torch.cat([our_logits(folder, [item]) for item in sequences])
-    assert_rows_close(together.T, alone.T, tolerance=1e-6)
+    assert_rows_close(together.T, alone.T, tolerance=5e-6)
 
 
 def test_the_head_stays_float32_under_a_bfloat16_trunk(tmp_path: Path):

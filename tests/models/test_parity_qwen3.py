@@ -108,7 +108,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours(folder: Path):
     together = run_trunk(trunk, ids)
     for index, token_ids in enumerate(ids):
         (alone,) = run_trunk(trunk, [token_ids])
-        assert_rows_close(together[index], alone, tolerance=1e-6)
+        assert_rows_close(together[index], alone, tolerance=5e-6)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -127,7 +127,7 @@ def test_spare_tokens_and_empty_slots_change_nothing(folder: Path, path: str):
     )
     with torch.inference_mode():
         got = trunk(padded, SdpaBackend().bind(layout))
-    assert_rows_close(got[: len(wanted)], wanted, tolerance=1e-6)
+    assert_rows_close(got[: len(wanted)], wanted, tolerance=5e-6)
 
 
 def test_prefixed_names_and_a_language_model_head(reference: Qwen3Model, tmp_path: Path):

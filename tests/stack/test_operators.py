@@ -137,7 +137,8 @@ def wait_for(condition, seconds=60):
 def test_a_dead_server_is_started_again_and_nothing_is_left_behind():
     from tests.stack.conftest import Client
 
-    with running_stack("demo", "--device", "cpu", environment=FAST) as stack:
+    impatient = FAST | {"IVY_REPLICA_PATIENCE_SECONDS": "0.2"}  # far less than a server takes to start again
+    with running_stack("demo", "--device", "cpu", environment=impatient) as stack:
         client = Client(stack)
         before = client.embed(["still here"])
         servers = [pid for pid, command in children(stack.pid).items() if "tulip_server" in command]
