@@ -41,12 +41,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tables-") as scratch, crew.Crew(num_clients) as clients:
         session = Session(args, Path(scratch), clients)
         traces = [session.trace(name) for name in session.names] if args.trace else []
-        results = [session.measure(name) for name in session.names] if args.tables else []
-    if traces:
-        written = report.write_markdown("trace", "\n".join(traces), args.out)
-        print(f"written: {written}")
-    if not results:
-        return 0
+        if traces:
+            written = report.write_markdown("trace", "\n".join(traces), args.out)
+            print(f"written: {written}")
+        results = [ServerResult(name) for name in session.names] if args.tables else []
+        try:
+            for result in results:
+                session.measure(result)
+        finally:
+            _write(results, session, args)
+    complete = all(o.figures for result in results for o in result.outcomes)
+    return 0 if complete and not any(result.failure for result in results) else 1
+
+
+def _write(results: Sequence[ServerResult], session: Session, args: argparse.Namespace) -> None:
+    """What was measured so far: a run that is cut short keeps it."""
+    if not any(result.outcomes or result.failure for result in results):
+        return
     details = {
         "model": session.model,
         "device": args.device,
@@ -55,8 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     files = summary.write(results, details, args.out, peers=args.device.startswith("cuda"))
     print("\n".join(f"written: {file}" for file in files))
-    complete = all(o.figures for result in results for o in result.outcomes)
-    return 0 if complete and not any(result.failure for result in results) else 1
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -124,10 +133,9 @@ class Session:
         wanted = [cell for cell in CELLS if cell.task == task and cell.table in self._args.tables]
         return shortened(wanted, _longest(folder))
 
-    def measure(self, name: str) -> ServerResult:
+    def measure(self, result: ServerResult) -> None:
         """Every cell of one server, which is started once for each kind of folder."""
-        result = ServerResult(name, [])
-        adapter = servers.ADAPTERS[name]
+        adapter = servers.ADAPTERS[result.name]
         for task in _TASKS:
             cells = [cell for cell in self._cells if cell.task == task]
             able = [cell for cell in cells if adapter.dialect.refusal(cell) is None]
@@ -137,26 +145,24 @@ class Session:
                 if cell not in able
             )
             if able:
-                result = self._measure_task(adapter, task, able, result)
-        return result
+                self._measure_task(adapter, task, able, result)
 
     def _measure_task(
         self, adapter: servers.Adapter, task: str, cells: list[Cell], result: ServerResult
-    ) -> ServerResult:
+    ) -> None:
         print(f"{adapter.name}, {task}: starting", flush=True)
         checker = None if adapter.name == "echo" else self._checker(task)
         try:
             with self._running(adapter, task) as server:
                 seconds = server.start_seconds
                 print(f"{adapter.name}, {task}: healthy after {seconds or 0:.1f} s", flush=True)
-                outcomes = measure.measure(
-                    self._clients, self._target(server, adapter, task), cells, checker, self.pace
-                )
-                start = {"task": task, "seconds": seconds, **server.held()}
+                target = self._target(server, adapter, task)
+                for outcome in measure.measure(self._clients, target, cells, checker, self.pace):
+                    result.outcomes.append(outcome)
+                result.starts.append({"task": task, "seconds": seconds, **server.held()})
         except servers.ServerFailed as error:
             print(f"{adapter.name}, {task}: {error}", flush=True)
-            return replace(result, failure=f"{task}: {error}")
-        return replace(result, outcomes=[*result.outcomes, *outcomes], starts=[*result.starts, start])
+            result.failure = f"{task}: {error}"
 
     def trace(self, name: str) -> str:
         """One request after the other through our own stack with its stamps on, as a Markdown table."""

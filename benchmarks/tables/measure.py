@@ -6,7 +6,7 @@ Knows neither command lines nor how results are shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -76,26 +76,24 @@ class Outcome:
         return {"name": self.cell.name, **asdict(self)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServerResult:
-    """All that was seen of one server."""
+    """All that was seen of one server so far."""
 
     name: str
-    outcomes: list[Outcome]
+    outcomes: list[Outcome] = field(default_factory=list)
     starts: list[dict[str, Any]] = field(default_factory=list)  # task, seconds to healthy, MiB held
     failure: str = ""  # why it was not measured at all
 
 
 def measure(
     crew: Crew, target: Target, cells: Sequence[Cell], checker: Checker | None, pace: Pace, seed: int = 1
-) -> list[Outcome]:
+) -> Iterator[Outcome]:
     """All `cells` in order; `checker` is `None` for an echo, which answers nothing that could be right."""
-    outcomes = []
     for cell in cells:
         outcome = _measure_cell(crew, target, cell, checker, pace, seed)
         print(f"  {describe(outcome)}", flush=True)
-        outcomes.append(outcome)
-    return outcomes
+        yield outcome
 
 
 def _measure_cell(
