@@ -23,7 +23,7 @@ STANDING_REQUESTS = math.log(100 * 0.9) / (2 * (1 - 0.9))
 MIN_QUEUE_SECONDS = 0.05  # a few batches of a fast device, and what two processes need to hand work over
 GRACE_SECONDS = 0.1  # a burst out of idleness is not yet a load
 EXCESS = 1.1  # what comes in over what goes out, from which on the queue only grows
-SPARE_REQUESTS = 32  # so that some arrivals in a row, as of clients that all begin, mean nothing
+SPARE_REQUESTS = 16  # so that some arrivals in a row, as of clients that all begin, mean nothing
 FLOW_SECONDS = 2.0  # over which both are averaged
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 

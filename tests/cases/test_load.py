@@ -21,6 +21,15 @@ from tests.cases.fleet import started
 from tests.stack.test_operators import children
 
 
+async def insist(client, path, body):
+    """The reply with status 200; a server that is asked for too much at once may say so first."""
+    while (reply := await client.post(path, json=body)).status_code == 429:
+        assert int(reply.headers["retry-after"]) >= 1
+        await asyncio.sleep(0.1)
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
 def test_bc_083_the_tokenizer_under_many_callers(e, reference_e, whole):
     seconds = 60 if whole else 2
     texts = ["tea " * 40, "copper river " * 200, "one " * 600]
@@ -34,17 +43,16 @@ def test_bc_083_the_tokenizer_under_many_callers(e, reference_e, whole):
                 kind = turn % 4
                 if kind == 3:
                     body = {"query": "tea", "documents": ["cup", "road"]}
-                    reply = await client.post("/score", json=body)
+                    reply = await insist(client, "/score", body)
                     assert reply.json()["usage"]["prompt_tokens"] == 9
                 elif kind == 2:
                     body = {"input": texts[2], "truncate_prompt_tokens": 10 + turn % 50}
-                    reply = await client.post("/v1/embeddings", json=body)
+                    reply = await insist(client, "/v1/embeddings", body)
                     assert reply.json()["usage"]["prompt_tokens"] == 10 + turn % 50
                 else:
                     body = {"inputs": texts[kind], "truncate": kind == 1}
-                    reply = await client.post("/embed", json=body)
+                    reply = await insist(client, "/embed", body)
                     assert int(reply.headers["x-compute-tokens"]) == counts[kind]
-                assert reply.status_code == 200, reply.text
                 if asyncio.get_running_loop().time() > deadline:
                     return
 
