@@ -127,6 +127,15 @@ def markdown(rows: Sequence[Mapping[str, Any]], ref: str | None, rounds: int) ->
 # ---- the processes ----
 
 
+# An editable install finds its own packages before any path is looked at.
+_FROM_ANOTHER_TREE = """
+import runpy, sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+sys.argv[:] = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
 def write_folder(folder: Path) -> None:
     """The bundled model's settings and tokenizer without its weights, for inputs of full length."""
     model = find_model("demo")
@@ -138,10 +147,11 @@ def write_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def running(command: Sequence[str], tree: Path, scratch: Path, name: str) -> Iterator[int]:
     """A module of `tree` as a process; the port that it listens on."""
+    start = ["-m"] if tree == ROOT else ["-c", _FROM_ANOTHER_TREE]
     ready = scratch / f"{name}.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
     process = subprocess.Popen(
-        [sys.executable, "-m", *command, "--ready-file", str(ready)], cwd=tree, env=environment
+        [sys.executable, *start, *command, "--ready-file", str(ready)], cwd=tree, env=environment
     )
     try:
         deadline = time.monotonic() + _READY_SECONDS
@@ -170,6 +180,7 @@ def revision_tree(revision: str, scratch: Path) -> Iterator[Path]:
     tree.mkdir()
     archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+    shutil.copyfile(__file__, tree / "benchmarks" / "gateway.py")  # its `--serve rows`, over that revision
     yield tree
 
 
@@ -228,11 +239,13 @@ def run(rounds: int, ref: str | None) -> list[dict[str, Any]]:
         own = ["benchmarks.gateway", "--folder", str(folder), "--serve"]
         rows = stack.enter_context(running([*own, "rows"], ROOT, scratch, "rows"))
         echo = stack.enter_context(running([*own, "echo"], ROOT, scratch, "echo"))
-        gateway = ["ivy_gateway", "--model", str(folder), "--replica", f"127.0.0.1:{rows}", "--port", "0"]
-        ports = {"now": stack.enter_context(running(gateway, ROOT, scratch, "now"))}
+        gateway = ["ivy_gateway", "--model", str(folder), "--port", "0", "--replica"]
+        ports = {"now": stack.enter_context(running([*gateway, f"127.0.0.1:{rows}"], ROOT, scratch, "now"))}
         if ref is not None:
             tree = stack.enter_context(revision_tree(ref, scratch))
-            ports["before"] = stack.enter_context(running(gateway, tree, scratch, "before"))
+            rows = stack.enter_context(running([*own, "rows"], tree, scratch, "rows-before"))
+            command = [*gateway, f"127.0.0.1:{rows}"]
+            ports["before"] = stack.enter_context(running(command, tree, scratch, "before"))
         ports["echo"] = echo
         sides = [stack.enter_context(connected(side, port)) for side, port in ports.items()]
         return measure(sides, rounds)
