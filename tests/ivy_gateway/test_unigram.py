@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, normalizers
 
+from benchmarks.tokenizer_files import read_content
 from ivy_gateway.jobs import Truncation
 from ivy_gateway.special_tokens import literal_form
 from ivy_gateway.templates import Prompt
@@ -22,7 +23,7 @@ from ivy_gateway.tokenizer import TextTokenizer
 from ivy_gateway.unigram import encoder, graphemes, pipelines, probes
 from ivy_gateway.unigram.encoder import Frame, NoEncoder, NotUnicode, Side, fast_encoder
 from tests.ivy_gateway.fuzz_texts import passages
-from tests.ivy_gateway.fuzz_tokenizers import Outcome, Subject, compare, read_content
+from tests.ivy_gateway.fuzz_tokenizers import Outcome, Subject, compare
 
 pytestmark = pytest.mark.skipif(encoder._native is None, reason="the extension was not built")
 
