@@ -1,9 +1,11 @@
-"""One chunk there and its row back over the stream between the tiers, without anything at either end.
+"""One chunk there and its row back between two processes on one machine, without anything at either end.
 
-    python -m benchmarks.hop [--rounds 5] [--messages 1500]
+    python -m benchmarks.hop [--rounds 5] [--messages 1000]
 
-Two processes on loopback, 128 token ids out, 1,024 floats back, one at a time; with gRPC as both tiers set it
-up (`protos.GRPC_EXPERIMENTS`) and as it is by default, on uvloop and on asyncio, in turns.
+128 token ids out, 1,024 floats back, one at a time, with 0.8 ms at the server in between, in which its loop
+turns as Tulip's does while a device computes; these do not count. gRPC by default, gRPC as both tiers set it
+up (`protos.GRPC_EXPERIMENTS`) and frames on a Unix socket (`protos.frames`), with loops that sleep when there
+is nothing to do and with loops that stay awake, in turns.
 """
 
 from __future__ import annotations
@@ -14,30 +16,119 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import uvloop
 
 import protos
 from benchmarks import report
+from protos.frames import FrameSplitter, framed, parse
+from protos.tulip.v1 import inference_pb2 as pb
 
-AS_SET, BY_DEFAULT = protos.GRPC_EXPERIMENTS, ""
-WAYS = {
-    "asyncio, gRPC by default": ("asyncio", BY_DEFAULT),
-    "uvloop, gRPC by default": ("uvloop", BY_DEFAULT),
-    "asyncio, gRPC as set": ("asyncio", AS_SET),
-    "uvloop, gRPC as set": ("uvloop", AS_SET),
-}
 _IDS, _ROW = b"y" * 512, b"x" * 4096
+_WORK_SECONDS = 0.0008  # about a step of 128 tokens
+_PAUSE_SECONDS = 0.0004  # between two requests of one client
 
 
-async def serve() -> None:
-    """Answer on a free port, which is printed, until killed."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the two sides are joined, and whether their loops rest."""
+
+    carrier: str
+    experiments: str = protos.GRPC_EXPERIMENTS
+    server_awake: bool = True
+    client_awake: bool = False
+
+
+WAYS = {
+    "gRPC by default, both sleep": Way("grpc", experiments="", server_awake=False),
+    "gRPC as set, both sleep": Way("grpc", server_awake=False),
+    "gRPC as set, server awake": Way("grpc"),
+    "gRPC as set, both awake": Way("grpc", client_awake=True),
+    "frames, both sleep": Way("frames", server_awake=False),
+    "frames, server awake": Way("frames"),
+    "frames, both awake": Way("frames", client_awake=True),
+}
+
+
+def stay_awake() -> None:
+    """Let the running loop turn for ever."""
+    asyncio.get_running_loop().call_soon(stay_awake)
+
+
+async def work() -> None:
+    """What a server does between a chunk and its row."""
+    end = time.perf_counter() + _WORK_SECONDS
+    while time.perf_counter() < end:
+        await asyncio.sleep(0)
+
+
+def reply() -> pb.ReplyFrame:
+    """One row."""
+    frame = pb.ReplyFrame()
+    frame.replies.add().reply.rows.data = _ROW
+    return frame
+
+
+def request() -> pb.RequestFrame:
+    """One chunk."""
+    frame = pb.RequestFrame()
+    frame.requests.add().infer.token_ids.data = _IDS
+    return frame
+
+
+class FrameConnection(asyncio.Protocol):
+    """One side of a socket with frames on it."""
+
+    def __init__(self, on_payload: Callable[[FrameConnection, bytes], None]) -> None:
+        self._on_payload = on_payload
+        self._splitter = FrameSplitter()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of one frame or of several."""
+        for payload in self._splitter.feed(data):
+            self._on_payload(self, payload)
+
+    def send(self, message: pb.RequestFrame | pb.ReplyFrame) -> None:
+        """Write one message."""
+        assert self._transport is not None
+        self._transport.write(framed(message))
+
+
+async def serve_frames(path: Path) -> None:
+    """A row for each message, until killed."""
+    loop = asyncio.get_running_loop()
+    answering: set[asyncio.Task[None]] = set()
+
+    async def answer(connection: FrameConnection, payload: bytes) -> None:
+        parse(pb.RequestFrame, payload)
+        await work()
+        connection.send(reply())
+
+    def begin(connection: FrameConnection, payload: bytes) -> None:
+        task = loop.create_task(answer(connection, payload))
+        answering.add(task)
+        task.add_done_callback(answering.discard)
+
+    await loop.create_unix_server(lambda: FrameConnection(begin), path)
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+async def serve_grpc(path: Path) -> None:
+    """A row for each message, until killed."""
     import grpc
 
-    from protos.tulip.v1 import inference_pb2 as pb
     from protos.tulip.v1 import inference_pb2_grpc
 
     class Echo(inference_pb2_grpc.InferenceServicer):
@@ -48,52 +139,85 @@ async def serve() -> None:
         ) -> None:
             """A row for each message."""
             async for _ in request_iterator:
-                frame = pb.ReplyFrame()
-                frame.replies.add().reply.rows.data = _ROW
-                await context.write(frame)
+                await work()
+                await context.write(reply())
 
     server = grpc.aio.server()
-    inference_pb2_grpc.add_InferenceServicer_to_server(Echo(), server)
-    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    inference_pb2_grpc.add_InferenceServicer_to_server(Echo(), server)  # type: ignore[abstract]
+    server.add_insecure_port(f"unix:{path}")
     await server.start()
+    print("ready", flush=True)
     await server.wait_for_termination()
 
 
-async def ask(port: int, num_messages: int) -> None:
-    """Print the median round trip in microseconds; the first tenth does not count."""
+async def ask_frames(path: Path, num_messages: int) -> list[float]:
+    """Seconds of each round trip, the server's work included."""
+    loop, taken = asyncio.get_running_loop(), []
+    arrived: list[asyncio.Future[pb.ReplyFrame]] = []
+
+    def arrive(_connection: FrameConnection, payload: bytes) -> None:
+        arrived.pop().set_result(parse(pb.ReplyFrame, payload))
+
+    _, connection = await loop.create_unix_connection(lambda: FrameConnection(arrive), str(path))
+    for _ in range(num_messages):
+        began = time.perf_counter()
+        future: asyncio.Future[pb.ReplyFrame] = loop.create_future()
+        arrived.append(future)
+        connection.send(request())
+        await future
+        taken.append(time.perf_counter() - began)
+        await asyncio.sleep(_PAUSE_SECONDS)
+    return taken
+
+
+async def ask_grpc(path: Path, num_messages: int) -> list[float]:
+    """Seconds of each round trip, the server's work included."""
     import grpc
 
-    from protos.tulip.v1 import inference_pb2 as pb
     from protos.tulip.v1.inference_pb2_grpc import InferenceStub
 
     taken = []
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
         call = InferenceStub(channel).InferStream()
         for _ in range(num_messages):
             began = time.perf_counter()
-            frame = pb.RequestFrame()
-            frame.requests.add().infer.token_ids.data = _IDS
-            await call.write(frame)
+            await call.write(request())
             await call.read()
             taken.append(time.perf_counter() - began)
+            await asyncio.sleep(_PAUSE_SECONDS)
         call.cancel()
-    print(1e6 * statistics.median(taken[num_messages // 10 :]))
+    return taken
 
 
-def round_trip(way: str, num_messages: int) -> float:
-    """Microseconds, in two fresh processes."""
-    loop, experiments = WAYS[way]
-    environment = {**os.environ, "GRPC_EXPERIMENTS": experiments, "GRPC_VERBOSITY": "NONE"}
-    command = [sys.executable, "-m", "benchmarks.hop", "--loop", loop]
-    server = subprocess.Popen([*command, "--serve"], stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        asking = [*command, "--ask", port, "--messages", str(num_messages)]
-        return float(subprocess.check_output(asking, text=True, env=environment))
-    finally:
-        server.kill()
-        server.wait()
+async def be_server(way: Way, path: Path) -> None:
+    """The server's process."""
+    if way.server_awake:
+        stay_awake()
+    await (serve_grpc(path) if way.carrier == "grpc" else serve_frames(path))
+
+
+async def be_client(way: Way, path: Path, num_messages: int) -> None:
+    """The client's process: print the median of the hop in microseconds; the first tenth does not count."""
+    if way.client_awake:
+        stay_awake()
+    taken = await (ask_grpc if way.carrier == "grpc" else ask_frames)(path, num_messages)
+    print(1e6 * (statistics.median(taken[num_messages // 10 :]) - _WORK_SECONDS))
+
+
+def round_trip(name: str, num_messages: int) -> float:
+    """Microseconds of one way, in two fresh processes."""
+    environment = {**os.environ, "GRPC_EXPERIMENTS": WAYS[name].experiments, "GRPC_VERBOSITY": "NONE"}
+    with tempfile.TemporaryDirectory(prefix="hop-") as folder:
+        command = [sys.executable, "-m", "benchmarks.hop", "--way", name, "--socket", f"{folder}/socket"]
+        server = subprocess.Popen([*command, "--serve"], stdout=subprocess.PIPE, text=True, env=environment)
+        try:
+            assert server.stdout is not None
+            server.stdout.readline()
+            asking = [*command, "--messages", str(num_messages)]
+            return float(subprocess.check_output(asking, text=True, env=environment))
+        finally:
+            server.kill()
+            server.wait()
 
 
 def main() -> None:
@@ -102,28 +226,28 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--messages", type=int, default=1500)
+    parser.add_argument("--messages", type=int, default=1000)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--socket", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--ask", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="uvloop", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    run = uvloop.run if args.loop == "uvloop" else asyncio.run
-    if args.serve:
-        run(serve())
-    elif args.ask:
-        run(ask(args.ask, args.messages))
+    if args.way is None:
+        publish(args.rounds, args.messages)
+    elif args.serve:
+        uvloop.run(be_server(WAYS[args.way], args.socket))
     else:
-        publish({way: [] for way in WAYS}, args.rounds, args.messages)
+        uvloop.run(be_client(WAYS[args.way], args.socket, args.messages))
 
 
-def publish(taken: dict[str, list[float]], rounds: int, num_messages: int) -> None:
+def publish(rounds: int, num_messages: int) -> None:
     """All ways in turns, so that the machine's moods fall on each of them."""
+    taken: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds):
         for way, microseconds in taken.items():
             microseconds.append(round_trip(way, num_messages))
         print(f"round {number + 1} of {rounds}", flush=True)
     rows = [(way, f"{min(t):.0f}", f"{statistics.median(t):.0f}") for way, t in taken.items()]
-    print(report.table(("round trip, us", "best round", "median round"), rows))
+    print(report.table(("hop there and back, us", "best round", "median round"), rows))
     report.write_json("hop", {"microseconds": taken})
 
 
