@@ -1,6 +1,6 @@
 """`python -m ivy_gateway --model FOLDER --replica HOST:PORT ...`: one gateway.
 
-A setting, file or port that stops it is one line on stderr and exit code 1.
+A setting, file or port that stops it is one line on stderr and exit code 1; 2 for flags that cannot be read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         if "--debug" in rest:
             raise
         print(f"ivy: {error.message}", file=sys.stderr)
-        return 1
+        return error.exit_code
     return 0
 
 

@@ -30,6 +30,7 @@ from ivy_gateway.foreign_vocabulary import ForeignVocabulary
 from ivy_gateway.model_profile import ModelProfile
 from ivy_gateway.pipeline import Pipeline
 from ivy_gateway.reference import check_reference
+from ivy_gateway.replica import ReplicaState
 from ivy_gateway.replicas import PoolSettings, ReplicaPool
 from ivy_gateway.request_context import RequestContext
 from ivy_gateway.routes import (
@@ -50,6 +51,7 @@ from ivy_gateway.routes import (
 from ivy_gateway.routes.render import families, family_of, render
 from ivy_gateway.templates import CARD_INSTRUCTION, reranker_form
 from ivy_gateway.tokenizer import TextTokenizer
+from ivy_gateway.wakefulness import Wakefulness
 from protos import __version__
 from protos.stamps import stamp
 
@@ -80,10 +82,11 @@ _FAMILIES = families(route for router in ROUTERS for route in router.routes)
 # https://www.w3.org/TR/trace-context/#traceparent-header: version, trace, parent and flags.
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[ -~]{0,128})?")
 _SERVED_TO_THE_END = PROBES | {"/metrics"}
+_QUIET_SECONDS = 2.0  # of a start, before the log says which servers are missing
+_DRAIN_POLL_SECONDS = 0.05  # at the start only: the order to go comes from a signal's handler
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # What scripts on a web page may read of a reply, besides its body.
 _EXPOSED_HEADERS = ("x-request-id", "x-truncated-inputs", "x-embedding-space", "retry-after")
-_FIRST_READY_SECONDS = 2.0  # how long the start waits for a replica before it serves 503s meanwhile
 
 
 def create_app(config: GatewayConfig) -> FastAPI:
@@ -110,7 +113,8 @@ def create_app(config: GatewayConfig) -> FastAPI:
     )
     check_reference(config, tokenizer)
     tracing.check_installed(config.otlp_endpoint)
-    pool = PoolSettings.of(config)
+    wakefulness = Wakefulness(config.awake_ms / 1000)
+    pool = PoolSettings.of(config, wakefulness)
     foreign = ForeignVocabulary.load(config.token_ids) if config.token_ids not in OWN_ID_POLICIES else None
     app = FastAPI(
         title="Bouquet",
@@ -122,6 +126,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},  # ours are the spans of `tracing`
     )
     app.state.drain = Drain()
+    app.state.wakefulness = wakefulness
     keys = app.state.keys = ApiKeys.read(config)
     for router in ROUTERS:
         app.include_router(router)
@@ -163,10 +168,23 @@ async def _lifespan(
     app.state.pipeline = Pipeline(config, profile, tokenizer, pool, foreign)
     with contextlib.closing(tokenizer):
         async with tracing.exporting(config.otlp_endpoint), pool.running(), _following_keys(app, config):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pool.first_ready(), _FIRST_READY_SECONDS)
+            quiet = min(config.start_patience_seconds, _QUIET_SECONDS)
+            await _first_ready(pool, app.state.drain, quiet)
+            for status in pool.statuses():
+                if status.state is ReplicaState.CONNECTING:
+                    logger.info("replica %s: not there yet (%s)", status.address, status.reason)
+            await _first_ready(pool, app.state.drain, config.start_patience_seconds - quiet)
             logger.info("serving %s", config.served_model_name)
             yield
+
+
+async def _first_ready(pool: ReplicaPool, drain: Drain, seconds: float) -> None:
+    """Wait for a replica, for `seconds` at most, and not once the gateway is told to go."""
+    first = asyncio.create_task(pool.first_ready())
+    deadline = time.monotonic() + seconds
+    while not first.done() and not drain.begun and (left := deadline - time.monotonic()) > 0:
+        await asyncio.wait({first}, timeout=min(left, _DRAIN_POLL_SECONDS))
+    first.cancel()
 
 
 @contextlib.asynccontextmanager

@@ -15,21 +15,24 @@ import json
 import math
 import os
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
-from ivy_gateway.errors import StartupError
+from ivy_gateway.errors import StartupError, UsageError
+from protos.frames import ADDRESS_PREFIX
 
 ENVIRONMENT_PREFIX = "IVY_"
+MAX_SOCKET_PATH_BYTES = 107  # unix(7): 108 with the final zero
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 OWN_ID_POLICIES = ("reject", "model")
 TOKEN_ID_POLICIES = (*OWN_ID_POLICIES, "cl100k_base")  # beyond: names of other models' vocabularies
 RERANKER_TEMPLATES = ("auto", "A", "B", "none")
 
-_ADDRESS = re.compile(r"unix:/.+|(dns:)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(r"unix:/.+|frames:/.+|(dns:)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,]+")
 _API_KEY = re.compile(r"[!-~]+")
 _BOOLEANS = {
@@ -69,6 +72,15 @@ def check_api_key(key: str, source: str) -> str:
     if not _API_KEY.fullmatch(key):
         raise StartupError(f"{source}: a key must be visible ASCII characters without spaces")
     return key
+
+
+def _check_socket_path(path: str, source: str) -> None:
+    if not hasattr(socket, "AF_UNIX"):
+        raise StartupError(f"{source}: this system has no Unix sockets")
+    if (length := len(os.fsencode(path))) > MAX_SOCKET_PATH_BYTES:
+        raise StartupError(
+            f"{source}: a path of {length} bytes; a socket's has at most {MAX_SOCKET_PATH_BYTES}"
+        )
 
 
 def _boolean(text: str) -> bool:
@@ -140,7 +152,8 @@ class GatewayConfig:
         _Setting(
             "replica",
             _names,
-            "a server: host:port, unix:/path, or dns:host:port for every address that the name has",
+            "a server: host:port, unix:/path, dns:host:port for every address that the name has, or"
+            " frames:/path: its --frames-socket, the quickest way on one machine",
             plural="replicas",
         ),
     ] = ()
@@ -159,9 +172,20 @@ class GatewayConfig:
         float,
         _Setting("replica-patience-seconds", float, "that requests wait after the last server went; 0: none"),
     ] = 5.0
+    start_patience_seconds: Annotated[
+        float,
+        _Setting(
+            "start-patience-seconds", float, "that the start waits for a first server; then requests get 503"
+        ),
+    ] = 2.0
     replica_ca: Annotated[
         Path | None,
-        _Setting("replica-ca", Path, "certificates to trust: servers are spoken to by TLS", metavar="FILE"),
+        _Setting(
+            "replica-ca",
+            Path,
+            "certificates to trust: servers are spoken to by TLS, but for frames:/path",
+            metavar="FILE",
+        ),
     ] = None
     replica_certificate: Annotated[
         Path | None,
@@ -173,6 +197,16 @@ class GatewayConfig:
     host: Annotated[str, _Setting("host", str, "address to listen on")] = "127.0.0.1"
     port: Annotated[int, _Setting("port", int, "port to listen on; 0 takes a free one")] = 8080
     workers: Annotated[int, _Setting("workers", int, "gateway processes that share the port")] = 1
+    awake_ms: Annotated[
+        float,
+        _Setting(
+            "awake-ms",
+            float,
+            "milliseconds that a worker looks for more bytes, instead of sleeping, after some came or went:"
+            " takes a core for each worker while requests come in; 0: off",
+            metavar="MS",
+        ),
+    ] = 0.0
     tls_certificate: Annotated[
         Path | None,
         _Setting("tls-certificate", Path, "serve https with this certificate (chain)", metavar="FILE"),
@@ -368,13 +402,19 @@ class GatewayConfig:
         return (self.served_model_name, *self.aliases)
 
     @classmethod
+    def given(cls, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+        """The fields that flags and environment set, and to what; errors as in `from_args`."""
+        return _from_environment(environ) | _from_flags(argv)
+
+    @classmethod
     def from_args(cls, argv: Sequence[str], environ: Mapping[str, str]) -> GatewayConfig:
         """Read flags (without the program's name) and the `IVY_*` keys of `environ`.
 
         Raises `StartupError` for an unknown flag or key (with the nearest known spelling), for a value that
-        cannot be read and for settings that contradict each other. `--help` prints and exits.
+        cannot be read and for settings that contradict each other: a `UsageError` where the flags cannot be
+        read at all. `--help` prints and exits.
         """
-        settings = _from_environment(environ) | _from_flags(argv)
+        settings = cls.given(argv, environ)
         if "model" not in settings:
             raise StartupError("no model: give its folder by --model or IVY_MODEL")
         return cls(**settings)
@@ -402,8 +442,10 @@ class GatewayConfig:
             match = _ADDRESS.fullmatch(address)
             if match is None or int(match["port"] or 1) not in range(1, 65536):
                 raise StartupError(
-                    f"--replica {address!r} is neither host:port, dns:host:port nor unix:/path"
+                    f"--replica {address!r} is neither host:port, dns:host:port, unix:/path nor frames:/path"
                 )
+            if address.startswith(ADDRESS_PREFIX):
+                _check_socket_path(address.removeprefix(ADDRESS_PREFIX), f"--replica {address!r}")
         if self.replica_reconnect_seconds < self.replica_silence_seconds:
             raise StartupError(
                 f"--replica-reconnect-seconds {self.replica_reconnect_seconds} is below"
@@ -461,6 +503,8 @@ _POSITIVE = (
     "tokenizer_workers",
 )
 _NOT_NEGATIVE = (
+    "awake_ms",
+    "start_patience_seconds",
     "replica_patience_seconds",
     "grace_seconds",
     "drain_delay_seconds",
@@ -489,7 +533,7 @@ def _from_flags(argv: Sequence[str]) -> dict[str, Any]:
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
-        raise StartupError(f"unknown flag {unknown[0]}{_nearest(unknown[0].partition('=')[0], known)}")
+        raise UsageError(f"unknown flag {unknown[0]}{_nearest(unknown[0].partition('=')[0], known)}")
     values: dict[str, Any] = {}
     for name, texts in vars(given).items():
         values |= _read(name, _SETTINGS[name].flag, texts)
@@ -507,7 +551,8 @@ def _read(name: str, source: str, texts: list[str]) -> dict[str, Any]:
     try:
         values = [setting.parse(text) for text in texts]
     except ValueError as error:
-        raise StartupError(f"{source}: {error}") from error
+        kind = UsageError if source == setting.flag else StartupError
+        raise kind(f"{source}: {error}") from error
     if not setting.plural:
         return {name: not values[-1] if setting.inverted else values[-1]}
     if setting.parse is _prompt:
@@ -517,7 +562,7 @@ def _read(name: str, source: str, texts: list[str]) -> dict[str, Any]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise StartupError(message)
+        raise UsageError(message)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,6 +21,7 @@ IvyError                      kind, message, param; everything a client or an op
 │   ├── Unavailable           no replica: starting, draining or dead
 │   └── InferenceFailed       the engine gave no usable rows
 └── StartupError              a setting, file or port that stops the gateway from starting
+    └── UsageError            a command line that cannot be read
 """
 
 from __future__ import annotations
@@ -124,3 +125,11 @@ class InferenceFailed(ServiceError):
 
 class StartupError(IvyError):
     """A setting, file or port that stops the gateway from starting."""
+
+    exit_code = 1  # of the process
+
+
+class UsageError(StartupError):
+    """A command line that cannot be read."""
+
+    exit_code = 2  # as argparse has it

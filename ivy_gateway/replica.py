@@ -1,7 +1,7 @@
-"""One replica: a long-lived stream to one server, the chunks in flight on it, how it fares, what it serves.
+"""One replica: a long-lived link to one server, the chunks in flight on it, how it fares, what it serves.
 
 Whether it makes progress is told by its heartbeats and their absence. Knows nothing of its peers, of HTTP or
-of texts: chunks of ids go out, rows come back.
+of texts, nor how a link carries what it carries: chunks of ids go out, rows come back.
 """
 
 from __future__ import annotations
@@ -12,40 +12,31 @@ import enum
 import logging
 import random
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import grpc
-import grpc.aio
 
-from ivy_gateway import metrics
+from ivy_gateway import frame_link, grpc_link, metrics
 from ivy_gateway.ejection import FailureRecord
 from ivy_gateway.errors import DeadlineExceeded, Unavailable
 from ivy_gateway.jobs import Chunk, Lane, Output
+from ivy_gateway.link import Link, LinkLost
+from ivy_gateway.wakefulness import ASLEEP, Wakefulness
 from ivy_gateway.wire import ChunkRows, Dispatch, to_error, to_rows
-from protos.codec import CHANNEL_OPTIONS, FRAME_BYTES
+from protos.frames import ADDRESS_PREFIX
 from protos.stamps import stamp
 from protos.tulip.v1 import inference_pb2 as pb
-from protos.tulip.v1 import inference_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-DESCRIBE_SECONDS = 5.0  # a replica that cannot say what it serves within this is not ready
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 1.0
+LAST_LOCAL_BACKOFF_SECONDS = 0.1  # where nobody listens on this machine: asking costs nobody anything
 # Servers send a heartbeat at least twice a second for as long as they run at all.
 SILENCE_SECONDS = 1.5
 RECONNECT_SECONDS = 10.0
 BULK_SHARE = 0.5  # of a server's queue: the rest is kept for interactive chunks
-# Pings only while a stream is open (it always is): a peer that vanished without a word is noticed in 20 s.
-_OPTIONS: tuple[tuple[str, int], ...] = (
-    *CHANNEL_OPTIONS,
-    ("grpc.keepalive_time_ms", 15_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.use_local_subchannel_pool", 1),  # one connection per replica object, never a shared one
-)
 
 
 class ReplicaState(enum.Enum):
@@ -66,11 +57,15 @@ _AT_FAULT = frozenset({ReplicaState.EJECTED, ReplicaState.STALLED, ReplicaState.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """How a replica is connected to and when it counts as stopped. `credentials` `None`: in the clear."""
+    """How a replica is connected to and when it counts as stopped. `credentials` `None`: in the clear.
+
+    A socket of this machine is always in the clear: whom the file's permissions let in may speak.
+    """
 
     credentials: grpc.ChannelCredentials | None = None
     silence_seconds: float = SILENCE_SECONDS  # without any message: out of rotation
     reconnect_seconds: float = RECONNECT_SECONDS  # without any message: the stream is given up
+    wakefulness: Wakefulness = ASLEEP  # touched by chunks that go out and by what answers them
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +84,11 @@ class ReplicaRefused(Exception):
 
 
 class Replica:
-    """One long-lived stream to one server, and the futures of the chunks in flight on it.
+    """One long-lived link to one server, and the futures of the chunks in flight on it.
 
-    `check` raises `ReplicaRefused` for a description that this gateway cannot use; `on_change` is called
-    whenever the state changes. `host` is whom its certificate must name, where that is not the address.
+    `address` is `frames:/path` for a socket of this machine, and else one for gRPC. `check` raises
+    `ReplicaRefused` for a description that this gateway cannot use; `on_change` is called whenever the state
+    changes. `host` is whom its certificate must name, where that is not the address.
     """
 
     def __init__(
@@ -112,12 +108,13 @@ class Replica:
         self._on_change = on_change
         self._settings = settings or LinkSettings()
         self._host = host
+        self._path = address.removeprefix(ADDRESS_PREFIX) if address.startswith(ADDRESS_PREFIX) else ""
         self._stream_state = ReplicaState.CONNECTING
         self._published: ReplicaState | None = None
         self._leaving = False
         self._outstanding = dict.fromkeys(Lane, 0)
         self._pending: dict[int, asyncio.Future[pb.InferReply]] = {}
-        self._outbox: asyncio.Queue[tuple[int, Dispatch | None]] = asyncio.Queue()  # None: a cancel
+        self._link: Link | None = None  # while chunks can go out
         self._next_id = 1
         self._backoff = FIRST_BACKOFF_SECONDS
         self._silence = 0.0  # seconds without a message, of those in which this process ran
@@ -190,23 +187,28 @@ class Replica:
     async def infer(self, chunk: Chunk, deadline: float) -> ChunkRows:
         """Send one chunk and wait for its rows until `deadline` on the loop's clock.
 
-        Raises the error that the server's failure maps to, `Unavailable` when the stream is lost, and
+        Raises the error that the server's failure maps to, `Unavailable` when the link is lost, and
         `DeadlineExceeded`. Leaving early, for whatever reason, tells the server to drop the chunk.
         """
-        began = _now()
-        correlation_id, reply = self._send(chunk, deadline)
+        loop = asyncio.get_running_loop()
+        began, link, reply = loop.time(), self._ready_link(), loop.create_future()
+        correlation_id, self._next_id = self._next_id, self._next_id + 1
+        self._pending[correlation_id] = reply
+        late = loop.call_at(deadline, _end_late, reply)
         try:
-            async with asyncio.timeout_at(deadline):
-                rows = to_rows(await reply, chunk, self._row_width(chunk.output))
-            metrics.phase_ended("wire", max(0.0, _now() - began - rows.queue - rows.inference))
+            link.send(correlation_id, Dispatch.of(chunk, deadline))
+            self._settings.wakefulness.touch()
+            stamp("gateway.sent")
+            metrics.chunk_sent()
+            rows = to_rows(await reply, chunk, self._row_width(chunk.output))
+            metrics.phase_ended("wire", max(0.0, loop.time() - began - rows.queue - rows.inference))
             return rows
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the rows were there") from None
         except _FailedChunk as failed:
             raise to_error(failed.failure, chunk) from None
         finally:
-            if self._pending.pop(correlation_id, None) is not None and not _answered(reply):
-                self._outbox.put_nowait((correlation_id, None))
+            late.cancel()
+            if self._pending.pop(correlation_id, None) is not None:  # nobody has answered it
+                link.cancel(correlation_id)
 
     def _row_width(self, output: Output) -> int:
         """Values in a row of `output`; 0: the server has not said."""
@@ -219,34 +221,31 @@ class Replica:
             case _:
                 return self.description.dimensions
 
-    def _send(self, chunk: Chunk, deadline: float) -> tuple[int, asyncio.Future[pb.InferReply]]:
-        if self._stream_state is not ReplicaState.READY:
+    def _ready_link(self) -> Link:
+        if self._stream_state is not ReplicaState.READY or self._link is None:
             raise Unavailable(f"the server at {self.address} was lost")
-        correlation_id, self._next_id = self._next_id, self._next_id + 1
-        reply = self._pending[correlation_id] = asyncio.get_running_loop().create_future()
-        self._outbox.put_nowait((correlation_id, Dispatch.of(chunk, deadline)))
-        stamp("gateway.sent")
-        metrics.chunk_sent()
-        return correlation_id, reply
+        return self._link
 
     async def run(self) -> None:
         """Connect, serve, and connect again after a loss, until cancelled."""
         while True:
             with self._lost_when_left():
-                # A channel for each attempt: nothing of a connection that died without a word is kept.
-                async with self._channel() as channel:
-                    stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
-                    await self._connect(stub)
-                    await self._exchange(stub)
+                async with self._open_link() as link:
+                    await self._connect(link)
+                    await self._exchange(link)
             # Spread, so that many gateways do not come back in step.
             await asyncio.sleep(self._backoff * random.uniform(0.5, 1.0))  # noqa: S311
-            self._backoff = min(2 * self._backoff, LAST_BACKOFF_SECONDS)
+            self._backoff = min(2 * self._backoff, self._last_backoff)
 
-    def _channel(self) -> grpc.aio.Channel:
-        if self._settings.credentials is None:
-            return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
-        named = (("grpc.ssl_target_name_override", self._host),) if self._host else ()
-        return grpc.aio.secure_channel(self.address, self._settings.credentials, options=(*_OPTIONS, *named))
+    @property
+    def _last_backoff(self) -> float:
+        local = self._path and self._stream_state is not ReplicaState.REFUSED
+        return LAST_LOCAL_BACKOFF_SECONDS if local else LAST_BACKOFF_SECONDS
+
+    def _open_link(self) -> AbstractAsyncContextManager[Link]:
+        if self._path:
+            return frame_link.opened(self._path)
+        return grpc_link.opened(self.address, self._settings.credentials, self._host)
 
     @contextlib.contextmanager
     def _lost_when_left(self) -> Iterator[None]:
@@ -256,13 +255,11 @@ class Replica:
             yield
         except ReplicaRefused as refusal:
             state, reason = ReplicaState.REFUSED, str(refusal)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            reason = _describe_error(error)
+        except LinkLost as lost:
+            reason = str(lost)
         except asyncio.CancelledError:
             reason = "the gateway stops"
             raise
-        except asyncio.InvalidStateError:  # how grpc.aio says that the call ended under a write
-            reason = "the stream broke"
         except TimeoutError:
             reason = f"no message for {self._settings.reconnect_seconds:g} s"
         except Exception as error:  # costs this connection, and not the replica for ever
@@ -273,53 +270,24 @@ class Replica:
             self._change_state(state, reason)
             self._fail_pending(reason)
 
-    async def _connect(self, stub: inference_pb2_grpc.InferenceAsyncStub) -> None:
-        self.description = await stub.Describe(pb.DescribeRequest(), timeout=DESCRIBE_SECONDS)
+    async def _connect(self, link: Link) -> None:
+        self.description = await link.describe()
         self._check(self.description)
         self.accepted = True
-        self._outbox = asyncio.Queue()
         self.failures.clear()
 
-    async def _exchange(self, stub: inference_pb2_grpc.InferenceAsyncStub) -> None:
-        """Carry requests out and replies in until the stream ends; the first heartbeat makes it ready.
+    async def _exchange(self, link: Link) -> None:
+        """Carry chunks out and replies in until the link ends; the first heartbeat makes it ready.
 
-        Raises `TimeoutError` when `tick` gives the stream up.
+        Raises `TimeoutError` when `tick` gives the link up.
         """
-        call = stub.InferStream()
-        writer = asyncio.create_task(self._write(call))
         self._silence = 0.0
+        self._link = link
         try:
             async with asyncio.timeout(None) as self._stream:
-                async for frame in call:
-                    for reply in frame.replies:
-                        self._deliver(reply)
+                await link.carry(self._deliver)
         finally:
-            self._stream = None
-            call.cancel()
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-
-    async def _write(self, call: grpc.aio.StreamStreamCall[pb.RequestFrame, pb.ReplyFrame]) -> None:
-        """Send all that waits as one message, up to a size, again and again."""
-        # One task owns all writes: grpc.aio allows one at a time, and a cancelled write ends the stream.
-        while True:
-            entry, room, frame = await self._outbox.get(), FRAME_BYTES, pb.RequestFrame()
-            while True:
-                room -= self._add(frame, *entry)
-                if room <= 0 or self._outbox.empty():
-                    break
-                entry = self._outbox.get_nowait()
-            await call.write(frame)
-
-    def _add(self, frame: pb.RequestFrame, correlation_id: int, dispatch: Dispatch | None) -> int:
-        """Put a chunk, or the cancel of one, into `frame`; the bytes of its ids."""
-        request = frame.requests.add(correlation_id=correlation_id)
-        if dispatch is None:
-            request.cancel.SetInParent()
-            return 0
-        assert self.description is not None
-        dispatch.fill(request.infer, _now(), with_segments=self.description.num_segments > 1)
-        return dispatch.num_bytes
+            self._stream = self._link = None
 
     def _deliver(self, reply: pb.StreamReply) -> None:
         self._silence = 0.0
@@ -327,8 +295,9 @@ class Replica:
         if body == "heartbeat":
             self._hear(reply.heartbeat)
             return
-        future = self._pending.get(reply.correlation_id)
-        if future is None or future.done():  # cancelled meanwhile
+        self._settings.wakefulness.touch()
+        future = self._pending.pop(reply.correlation_id, None)
+        if future is None or future.done():  # cancelled or late meanwhile
             return
         if body == "reply":
             stamp("gateway.reply")
@@ -367,15 +336,16 @@ class Replica:
         if state is ReplicaState.READY and before in _AT_FAULT:
             metrics.replica_recovered()
         reason = self.status.reason
-        level = logging.WARNING if state in _AT_FAULT else logging.INFO
+        first = before is None and state is ReplicaState.CONNECTING  # what it was from the beginning
+        level = logging.DEBUG if first else logging.WARNING if state in _AT_FAULT else logging.INFO
         logger.log(level, "replica %s: %s%s", self.address, state.value, reason and f" ({reason})")
         self._on_change()
 
     def _abandon(self, reason: str) -> None:
         """Let every chunk in flight be tried elsewhere, and tell the server, should it ever read on."""
-        for correlation_id, future in self._pending.items():
-            if not future.done():
-                self._outbox.put_nowait((correlation_id, None))
+        if self._link is not None:
+            for correlation_id in self._pending:
+                self._link.cancel(correlation_id)
         self._fail_pending(reason)
 
     def _fail_pending(self, reason: str) -> None:
@@ -386,6 +356,7 @@ class Replica:
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(_FailedChunk(failure))
+        self._pending.clear()
 
 
 class _FailedChunk(Exception):
@@ -396,14 +367,9 @@ class _FailedChunk(Exception):
         self.failure = failure
 
 
-def _answered(reply: asyncio.Future[pb.InferReply]) -> bool:
-    return reply.done() and not reply.cancelled()
-
-
-def _describe_error(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details() or 'no details'}"
-    return str(error)
+def _end_late(reply: asyncio.Future[pb.InferReply]) -> None:
+    if not reply.done():
+        reply.set_exception(DeadlineExceeded("the deadline passed before the rows were there"))
 
 
 def _now() -> float:

@@ -33,6 +33,7 @@ from ivy_gateway.replica import (
     ReplicaStatus,
 )
 from ivy_gateway.resolver import Resolver
+from ivy_gateway.wakefulness import ASLEEP, Wakefulness
 from ivy_gateway.wire import ChunkRows
 from protos.tulip.v1 import inference_pb2 as pb
 
@@ -57,7 +58,7 @@ class PoolSettings:
     link: LinkSettings = field(default_factory=LinkSettings)
 
     @classmethod
-    def of(cls, config: GatewayConfig) -> PoolSettings:
+    def of(cls, config: GatewayConfig, wakefulness: Wakefulness = ASLEEP) -> PoolSettings:
         """Those that `config` asks for. Raises `StartupError` for certificates that cannot be used."""
         return cls(
             resolve_seconds=config.resolve_seconds,
@@ -67,6 +68,7 @@ class PoolSettings:
                 credentials=replica_credentials(config),
                 silence_seconds=config.replica_silence_seconds,
                 reconnect_seconds=config.replica_reconnect_seconds,
+                wakefulness=wakefulness,
             ),
         )
 

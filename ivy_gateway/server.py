@@ -171,17 +171,19 @@ def _end_with_parent() -> None:
 def _serve_alone(
     app: FastAPI, config: GatewayConfig, ready_file: Path | None, listener: socket.socket
 ) -> None:
-    # After a clean stop uvicorn raises the signal again, under the handler that it found at its start.
+    server = _Server(_settings(app, config), ready_file, app.state.drain, config.drain_delay_seconds)
+    # Uvicorn does the same, a while later. After a clean stop it raises the signal again, under the handler
+    # that it found at its start.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    _Server(_settings(app, config), ready_file, app.state.drain, config.drain_delay_seconds).run([listener])
+        signal.signal(number, server.handle_exit)
+    server.run([listener])
 
 
 def _settings(app: FastAPI, config: GatewayConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=protocol_with(ConnectionLimits.of(config)),
+        http=protocol_with(ConnectionLimits.of(config), app.state.wakefulness),
         ws="none",
         ssl_certfile=config.tls_certificate,
         ssl_keyfile=config.tls_key,

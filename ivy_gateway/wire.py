@@ -5,6 +5,7 @@ Knows the byte layout only through `protos.codec`, and nothing of connections or
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ class ChunkRows:
     inference: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Dispatch:
     """A chunk on its way to a server, and the request that it belongs to; `deadline` on the loop's clock."""
 
@@ -81,7 +82,7 @@ class Dispatch:
         chunk, inputs = self.chunk, self.chunk.inputs
         ids = [item.token_ids for item in inputs]
         fill_tensor(request.token_ids, ids[0] if len(ids) == 1 else np.concatenate(ids))
-        fill_tensor(request.lengths, np.array([item.num_tokens for item in inputs], np.int32))
+        fill_tensor(request.lengths, np.array([len(own) for own in ids], np.int32))
         request.timeout_us = max(1, int(1e6 * (self.deadline - now)))
         request.output = _OUTPUTS[chunk.output]
         request.lane = _LANES[chunk.lane]
@@ -91,6 +92,19 @@ class Dispatch:
             fill_tensor(request.segment_ids, np.concatenate(list(zeros)))
         if chunk.output is not Output.TOKENS and any(item.spans is not None for item in inputs):
             _fill_spans(request, chunk)
+
+
+def add_chunk(
+    frame: pb.RequestFrame, correlation_id: int, dispatch: Dispatch, *, with_segments: bool
+) -> None:
+    """Put a chunk that is sent now into `frame`."""
+    request = frame.requests.add(correlation_id=correlation_id)
+    dispatch.fill(request.infer, asyncio.get_running_loop().time(), with_segments=with_segments)
+
+
+def add_cancel(frame: pb.RequestFrame, correlation_id: int) -> None:
+    """Put into `frame` that nobody waits for a chunk any more."""
+    frame.requests.add(correlation_id=correlation_id).cancel.SetInParent()
 
 
 def _fill_spans(request: pb.InferRequest, chunk: Chunk) -> None:

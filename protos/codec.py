@@ -1,7 +1,7 @@
 """The byte layout of token ids and rows, once, for both sides of the wire.
 
 Little-endian, row-major, no padding. Decoding checks that dtype, shape and bytes agree and returns a
-read-only view of the message's own bytes: nothing is copied.
+read-only view of the bytes, which the library copies out of the message once.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class CodecError(ValueError):
 
 def dtype_code(dtype: np.dtype[Any]) -> pb.DType:
     """The wire's code for a numpy dtype. Raises `CodecError` for one that does not travel."""
+    code = _DTYPE_CODES.get(dtype)  # as it is on most machines
+    if code is not None:
+        return code
     try:
         return _DTYPE_CODES[dtype.newbyteorder("<")]
     except KeyError:
@@ -79,10 +82,10 @@ def decode_tensor(
     if wire_dtype is None or dtype not in (None, tensor.dtype):
         wanted = "a known dtype" if dtype is None else pb.DType.Name(dtype)
         raise CodecError(f"{name}: dtype {tensor.dtype} where {wanted} was expected")
-    shape = tuple(tensor.shape)
+    shape, data = tuple(tensor.shape), tensor.data  # once: the library copies the bytes for whoever asks
     if ndim not in (None, len(shape)):
         raise CodecError(f"{name}: {len(shape)} dimensions where {ndim} were expected")
     expected = math.prod(shape) * wire_dtype.itemsize
-    if expected != len(tensor.data):
-        raise CodecError(f"{name}: shape {list(shape)} needs {expected} bytes, got {len(tensor.data)}")
-    return np.frombuffer(tensor.data, wire_dtype).reshape(shape)
+    if expected != len(data):
+        raise CodecError(f"{name}: shape {list(shape)} needs {expected} bytes, got {len(data)}")
+    return np.frombuffer(data, wire_dtype).reshape(shape)

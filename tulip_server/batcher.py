@@ -164,7 +164,7 @@ class Batcher:
         while the device is, `Overloaded` when the queue has no room.
         """
         assert sequences, "an empty chunk: this is a bug of the caller"
-        num_tokens = sum(sequence.num_tokens for sequence in sequences)
+        num_tokens = sum([sequence.num_tokens for sequence in sequences])
         now = self.now()
         try:
             self._admit(num_tokens, lane, now)
@@ -222,9 +222,10 @@ class Batcher:
             raise ShuttingDown("the server is shutting down")
         if self.wedged:
             raise Wedged("the device has not answered for long: nothing is taken in until it does")
-        if not self._has_room(num_tokens, lane):
-            for chunk in self._deadlines.expired(now):
-                self.fail(chunk, _expired())
+        if self._has_room(num_tokens, lane):
+            return
+        for chunk in self._deadlines.expired(now):
+            self.fail(chunk, _expired())
         if not self._has_room(num_tokens, lane):
             queue = f"{self.waiting_tokens} of {self._room[lane]} tokens wait"
             raise Overloaded(f"{queue}: no room for {num_tokens} more")

@@ -6,8 +6,9 @@ Knows nothing of queues, tensors or the wire.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -20,6 +21,8 @@ from tulip_server.errors import ChunkError
 
 if TYPE_CHECKING:
     from rose_engine.batch import Sequence
+
+log = logging.getLogger(__name__)
 
 
 class Lane(Enum):
@@ -55,7 +58,8 @@ class PendingChunk:
     """A chunk from arrival to answer: its sequences share one future and one deadline.
 
     The future ends with a `ChunkResult`, with a `ChunkError`, or cancelled. Sequences are taken in order; all
-    or none make a row for each token.
+    or none make a row for each token. `on_end` is for who must not wait for the next turn of the event loop,
+    as whoever awaits the future does, and perhaps behind the launch of a batch.
     """
 
     sequences: tuple[Sequence, ...]
@@ -63,6 +67,7 @@ class PendingChunk:
     arrival: float  # on the batcher's clock, as is the deadline
     deadline: float = math.inf
     lane: Lane = Lane.INTERACTIVE
+    on_end: Callable[[], None] | None = None  # called once, when it has a result or an error
     num_taken: int = field(default=0, init=False)
     _last_dispatch: float = field(default=math.nan, init=False)
     _parts: dict[int, NDArray[Any]] = field(default_factory=dict, init=False)  # rows, by first sequence
@@ -104,6 +109,7 @@ class PendingChunk:
             rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
             queue_seconds, compute_seconds = self._last_dispatch - self.arrival, now - self._last_dispatch
             self.future.set_result(ChunkResult(rows, queue_seconds, compute_seconds))
+            self._ended()
 
     def fail(self, error: ChunkError) -> None:
         """End the future with `error`, unless it has ended already."""
@@ -111,3 +117,12 @@ class PendingChunk:
             self.future.set_exception(error)
             # Read here: a chunk whose client has left fails with nobody to read it, which is no mistake.
             self.future.exception()
+            self._ended()
+
+    def _ended(self) -> None:
+        if (on_end := self.on_end) is not None:
+            self.on_end = None
+            try:
+                on_end()
+            except Exception:  # costs this answer, and not the batch that others are in
+                log.exception("this is a bug: what follows the end of a chunk failed")

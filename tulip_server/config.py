@@ -33,6 +33,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     socket: Path | None = None
+    frames_socket: Path | None = None
     socket_mode: str = "600"
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -152,7 +153,15 @@ def _add_listening_flags(parser: _Parser) -> None:
         help="Unix socket to listen on, instead of host and port (none)",
     )
     group.add_argument(
-        "--socket-mode", metavar="MODE", help="600: the owner may connect; 660: the group too (600)"
+        "--frames-socket",
+        type=Path,
+        metavar="PATH",
+        help="Unix socket for gateways on this machine, beside the port: frames without gRPC (none)",
+    )
+    group.add_argument(
+        "--socket-mode",
+        metavar="MODE",
+        help="of the sockets' files: 600: the owner may connect; 660: the group too (600)",
     )
     group.add_argument(
         "--metrics-port", type=int, metavar="N", help="Prometheus port; 0: any free one (none)"

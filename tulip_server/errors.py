@@ -1,4 +1,4 @@
-"""The server's errors; `service.py` maps those of a chunk to gRPC statuses, in one table.
+"""The server's errors; `status.py` maps those of a chunk to gRPC statuses, in one table.
 
 TulipError
 ├── ConfigError             a flag or environment key that cannot be honoured

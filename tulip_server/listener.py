@@ -6,10 +6,7 @@ Knows gRPC's server and what it is told about keys; nothing of what is served.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import ssl
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +23,7 @@ from tulip_server.config import ServerConfig
 from tulip_server.errors import StartupError
 from tulip_server.gate import Gate
 from tulip_server.health import INFERENCE_SERVICE, SERVICES
+from tulip_server.socket_file import created_with, make_room
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     *codec.CHANNEL_OPTIONS,
@@ -35,8 +33,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
-
-_LONGEST_SOCKET_PATH = 107  # bytes: sockaddr_un holds 108, the last of them zero (unix(7))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,16 +66,14 @@ class Listener:
         One that a dead server left behind is replaced. Raises `StartupError` for one in use, or for a file
         that is none.
         """
-        _make_room(path)
+        make_room("--socket", path)
         server = grpc.aio.server(options=_OPTIONS)
         where = f"unix:{path.absolute()}"
-        before = os.umask(0o777 & ~mode)  # there is no moment in which others could connect
         try:
-            server.add_insecure_port(where)
+            with created_with(mode):
+                server.add_insecure_port(where)
         except RuntimeError as error:
             raise StartupError(f"--socket: cannot listen on {path}") from error
-        finally:
-            os.umask(before)
         return cls(server, where, None)
 
     async def open(self) -> None:
@@ -125,29 +119,6 @@ def credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 def address(host: str, port: int) -> str:
     """Host and port as one string."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _make_room(path: Path) -> None:
-    """Remove what a dead server left at `path`."""
-    if len(os.fsencode(path.absolute())) > _LONGEST_SOCKET_PATH:
-        raise StartupError(f"--socket: {path} is longer than {_LONGEST_SOCKET_PATH} bytes")
-    try:
-        found = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StartupError(f"--socket: {path}: {error.strerror}") from error
-    if not stat.S_ISSOCK(found):
-        raise StartupError(f"--socket: {path} is there already, and no socket")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise StartupError(f"--socket: {path}: {error.strerror}") from error
-    raise StartupError(f"--socket: {path} is in use")
 
 
 def _read(flag: str, file: Path) -> bytes:

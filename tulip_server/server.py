@@ -27,11 +27,14 @@ from tulip_server.config import ServerConfig
 from tulip_server.daemon import on_daemon_thread
 from tulip_server.errors import DeviceHung, StartupError, StoppedWhileLoading
 from tulip_server.faults import Faults, SpoilableFormat
+from tulip_server.frames_socket import FramesSocket, frames_socket
 from tulip_server.health import HealthMonitor
+from tulip_server.intake import ChunkTracer, Intake
 from tulip_server.listener import Listener, address, bound
 from tulip_server.runner import Runner
 from tulip_server.self_test import LoadedEngine, check_reference
-from tulip_server.service import ChunkTracer, InferenceService
+from tulip_server.service import InferenceService
+from tulip_server.streams import Streams
 from tulip_server.tracing import tracing
 from tulip_server.wire import RowFormat, to_describe_reply
 
@@ -64,44 +67,56 @@ class ServableEngine(LoadedEngine, Protocol):
 async def serve(config: ServerConfig, load_engine: Callable[[], ServableEngine]) -> None:
     """Start, run until a signal, drain.
 
-    The port is taken before the engine loads, on a thread, so that one in use is known at once. Until it is
-    loaded, calls are told so and health is NOT_SERVING.
+    Ports and sockets are taken before the engine loads, on a thread, so that one in use is known at once.
+    Until it is loaded, calls are told so and health is NOT_SERVING.
     Raises `StoppedWhileLoading`, `StartupError`, also for an engine that fails the model's self-test, what
     `load_engine` raises, `DeviceLost` when the device goes, and `DeviceHung` when it held a step to the end.
     """
     with stop_signals() as stop, bound(config) as listener, _metrics_port(config) as metrics_port:
-        await listener.open()
-        try:
+        async with _answering(listener), frames_socket(config) as frames:
             loading = on_daemon_thread(lambda: _load(config, load_engine), "load")
             if not await _first_of(stop, loading):
                 raise StoppedWhileLoading("stopped while the engine was loading")
             engine, reference_cosine = loading.result()
-            async with _closing(engine):
-                await _serve(engine, config, listener, reference_cosine, metrics_port, stop)
-        finally:
-            await listener.server.stop(None)
+            async with _closing(engine), tracing(config.otlp_endpoint, time.monotonic) as tracer:
+                server = Server(engine, config, listener, reference_cosine, tracer, frames)
+                await _serve(server, engine, config, _places(config, listener, metrics_port), stop)
 
 
 async def _serve(
+    server: Server,
     engine: ServableEngine,
     config: ServerConfig,
-    listener: Listener,
-    reference_cosine: float | None,
-    metrics_port: int | None,
+    places: Mapping[str, int | str | None],
     stop: asyncio.Event,
 ) -> None:
     """Start, run, drain, around an engine that is loaded."""
-    async with tracing(config.otlp_endpoint, time.monotonic) as tracer:
-        server = Server(engine, config, listener, reference_cosine, tracer)
-        await server.start()
-        gc.collect()
-        gc.freeze()  # or a full collection of torch's objects holds up a step for a tenth of a second
-        socket = None if config.socket is None else str(config.socket)
-        places = {"port": listener.port, "metrics_port": metrics_port, "socket": socket}
-        with metrics.observed(lambda: server.state, lambda: engine.counters):
-            with ready_file(config.ready_file, places):
-                await server.run(stop)
-            await server.drain()
+    await server.start()
+    gc.collect()
+    gc.freeze()  # or a full collection of torch's objects holds up a step for a tenth of a second
+    with metrics.observed(lambda: server.state, lambda: engine.counters):
+        with ready_file(config.ready_file, places):
+            await server.run(stop)
+        await server.drain()
+
+
+def _places(
+    config: ServerConfig, listener: Listener, metrics_port: int | None
+) -> dict[str, int | str | None]:
+    """Where the server is found, as the ready file says it."""
+    sockets = {"socket": config.socket, "frames_socket": config.frames_socket}
+    paths = {name: None if path is None else str(path) for name, path in sockets.items()}
+    return {"port": listener.port, "metrics_port": metrics_port, **paths}
+
+
+@asynccontextmanager
+async def _answering(listener: Listener) -> AsyncIterator[None]:
+    """Answer calls while the context lasts, be it that the engine loads."""
+    await listener.open()
+    try:
+        yield
+    finally:
+        await listener.server.stop(None)
 
 
 def _load(
@@ -135,7 +150,8 @@ class WaitingRoom:
 class Server:
     """A loaded engine behind an open listener: `start`, `run`, `drain`, once and in this order.
 
-    `reference_cosine` is the outcome of the self-test, where there was one.
+    `reference_cosine` is the outcome of the self-test, where there was one; `frames` a socket beside the
+    listener, where one was asked for.
     """
 
     def __init__(
@@ -145,9 +161,10 @@ class Server:
         listener: Listener,
         reference_cosine: float | None = None,
         tracer: ChunkTracer | None = None,
+        frames: FramesSocket | None = None,
     ) -> None:
         room = WaitingRoom.of(config, engine.limits.max_batch_tokens)
-        description = _describe(engine, config.model_id, room, reference_cosine)
+        self._description = _describe(engine, config.model_id, room, reference_cosine)
         self._batcher = Batcher(
             BatchBudget(engine.limits.max_batch_tokens, engine.limits.max_batch_sequences),
             room.max_tokens,
@@ -155,13 +172,13 @@ class Server:
             bulk_patience=config.bulk_patience_seconds,
         )
         self._runner = Runner(engine, self._batcher, config.depth, config.cold_step_seconds)
-        self._service = InferenceService(
-            self._batcher, engine.limits, _row_format(engine), description, tracer
-        )
-        self._health = HealthMonitor(self._runner, self._batcher, listener.health, self._service.beat)
+        intake = Intake(self._batcher, engine.limits, _row_format(engine), tracer)
+        self._streams = Streams(intake)
+        self._service = InferenceService(intake, self._streams, self._description)
+        self._health = HealthMonitor(self._runner, self._batcher, listener.health, self._streams.beat)
         self._listener = listener
+        self._frames = frames
         self._drain_seconds = config.drain_seconds
-        self._summary = f"{description.model_id} on {description.device}, {description.dtype}"
 
     @property
     def state(self) -> metrics.ServerState:
@@ -174,7 +191,7 @@ class Server:
             oldest_step_seconds=self._health.step_age,
             wedged=self._health.wedged,
             draining=self._health.draining,
-            streams=self._service.num_streams,
+            streams=len(self._streams),
         )
 
     async def start(self) -> None:
@@ -182,8 +199,13 @@ class Server:
         self._running = asyncio.create_task(self._runner.run(), name="runner")
         self._watching = asyncio.create_task(self._health.run(), name="health")
         self._listener.gate.open(self._service)
+        if self._frames is not None:
+            self._frames.serve(self._streams, self._description)
         await self._health.serve()
-        log.info("ready on %s: %s", self._listener.address, self._summary)
+        model = self._description
+        log.info(
+            "ready on %s: %s on %s, %s", self._listener.address, model.model_id, model.device, model.dtype
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until runner or health monitor fails; `drain` tells which."""
@@ -204,7 +226,7 @@ class Server:
             log.warning("not finished within %g s: giving up the rest", self._drain_seconds)
             await asyncio.wait({self._running})
         left = end - asyncio.get_running_loop().time()
-        await self._service.end_streams(max(left, _FLUSH_SECONDS))
+        await self._streams.end(max(left, _FLUSH_SECONDS))
         await self._listener.server.stop(_FLUSH_SECONDS)
         self._watching.cancel()
         await asyncio.wait({self._watching})

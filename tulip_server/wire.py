@@ -6,6 +6,7 @@ Knows the byte layout only through `protos.codec`, and nothing of queues or conn
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -31,13 +32,13 @@ def to_sequences(request: pb.InferRequest, limits: EngineLimits) -> tuple[Sequen
     Raises `BadChunk`, naming the field and, where there is one, the sequence at fault.
     """
     token_ids_T = _decode_ids(request.token_ids, "token_ids")
-    lengths_B = _decode_ids(request.lengths, "lengths")
+    lengths = _decode_ids(request.lengths, "lengths").tolist()  # mostly few: numbers cost less than an array
     segment_ids_T = (
         _decode_ids(request.segment_ids, "segment_ids") if request.HasField("segment_ids") else None
     )
-    _check_lengths(lengths_B, len(token_ids_T), None if segment_ids_T is None else len(segment_ids_T))
-    sequences = _split(token_ids_T, segment_ids_T, lengths_B)
-    _check_limits(sequences, token_ids_T, segment_ids_T, lengths_B, limits)
+    _check_lengths(lengths, len(token_ids_T), None if segment_ids_T is None else len(segment_ids_T))
+    sequences = _split(token_ids_T, segment_ids_T, lengths)
+    _check_limits(sequences, token_ids_T, segment_ids_T, max(lengths), limits)
     if request.output == pb.OUTPUT_TOKENS:
         sequences = tuple(replace(sequence, per_token=True) for sequence in sequences)
     return _with_spans(sequences, request, limits) if request.HasField("spans") else sequences
@@ -65,7 +66,7 @@ class RowFormat:
 
     def check(self, output: pb.Output) -> None:
         """Raise `BadChunk` for an output that this model does not have."""
-        if output not in self.outputs:
+        if output != pb.OUTPUT_OWN and output not in self.outputs:
             names = ", ".join(pb.Output.Name(known) for known in self.outputs)
             raise BadChunk("output", f"{output} is none of this model's outputs, {names}")
 
@@ -158,26 +159,26 @@ def _decode_ids(tensor: pb.Tensor, field: str, ndim: int = 1) -> Int32Array:
         raise BadChunk(field, str(error).removeprefix(f"{field}: ")) from error
 
 
-def _check_lengths(lengths_B: Int32Array, num_tokens: int, num_segment_ids: int | None) -> None:
-    if not len(lengths_B):
+def _check_lengths(lengths: list[int], num_tokens: int, num_segment_ids: int | None) -> None:
+    if not lengths:
         raise BadChunk("lengths", "a chunk needs at least one sequence")
-    if lengths_B.min() < 1:
-        raise BadChunk("lengths", "a sequence needs at least one token", int(np.argmax(lengths_B < 1)))
-    total = int(lengths_B.sum(dtype=np.int64))
-    if total != num_tokens:
+    if min(lengths) < 1:
+        empty = next(index for index, length in enumerate(lengths) if length < 1)
+        raise BadChunk("lengths", "a sequence needs at least one token", empty)
+    if (total := sum(lengths)) != num_tokens:
         raise BadChunk("lengths", f"their sum is {total}, but there are {num_tokens} token ids")
     if num_segment_ids not in (None, num_tokens):
         raise BadChunk("segment_ids", f"{num_segment_ids} of them, but {num_tokens} token ids")
 
 
 def _split(
-    token_ids_T: Int32Array, segment_ids_T: Int32Array | None, lengths_B: Int32Array
+    token_ids_T: Int32Array, segment_ids_T: Int32Array | None, lengths: list[int]
 ) -> tuple[Sequence, ...]:
-    stops = np.cumsum(lengths_B).tolist()
+    stops = [*accumulate(lengths)]
     bounds = zip([0, *stops], stops, strict=False)
     if segment_ids_T is None:
-        return tuple(Sequence(token_ids_T[start:stop]) for start, stop in bounds)
-    return tuple(Sequence(token_ids_T[start:stop], segment_ids_T[start:stop]) for start, stop in bounds)
+        return tuple([Sequence(token_ids_T[start:stop]) for start, stop in bounds])
+    return tuple([Sequence(token_ids_T[start:stop], segment_ids_T[start:stop]) for start, stop in bounds])
 
 
 def _with_spans(
@@ -214,11 +215,11 @@ def _check_limits(
     sequences: tuple[Sequence, ...],
     token_ids_T: Int32Array,
     segment_ids_T: Int32Array | None,
-    lengths_B: Int32Array,
+    longest: int,
     limits: EngineLimits,
 ) -> None:
     """Check all sequences in one pass over each array; only a chunk at fault is searched for the culprit."""
-    if lengths_B.max() > limits.max_length:
+    if longest > limits.max_length:
         raise _bad_chunk("lengths", sequences, limits)
     if _outside(token_ids_T, limits.vocabulary_size):
         raise _bad_chunk("token_ids", sequences, limits)
@@ -228,7 +229,7 @@ def _check_limits(
 
 def _outside(ids_T: Int32Array, bound: int) -> bool:
     # Read as unsigned, a negative id is larger than any bound: one pass instead of two.
-    return bool(ids_T.view(np.uint32).max() >= bound)
+    return bool(np.maximum.reduce(ids_T.view(np.uint32)) >= bound)
 
 
 def _bad_chunk(field: str, sequences: tuple[Sequence, ...], limits: EngineLimits) -> BadChunk:

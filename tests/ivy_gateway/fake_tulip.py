@@ -1,16 +1,26 @@
-"""A Tulip over real gRPC without an engine: rows follow from the ids, delays and failures from the test."""
+"""A Tulip without an engine, over real gRPC or a real socket of frames.
+
+Rows follow from the ids, delays and failures from the test.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
+import itertools
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import numpy as np
 
 from protos.codec import CHANNEL_OPTIONS, decode_tensor, encode_tensor
+from protos.frames import ADDRESS_PREFIX, FrameSplitter, framed, parse
 from protos.tulip.v1 import inference_pb2 as pb
 from protos.tulip.v1 import inference_pb2_grpc
 
@@ -61,6 +71,8 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
     sequence's ids to its row. `heartbeat`: what is said of itself, on every stream; `None`: nothing.
     """
 
+    carrier = "grpc"  # what `start` opens, or "frames"
+
     def __init__(self, **description) -> None:
         self.description = pb.DescribeReply(
             **{
@@ -92,11 +104,17 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
         self.cancelled = asyncio.Semaphore(0)  # released once per cancel message
         self.address = ""
         self._server: grpc.aio.Server | None = None
+        self._listener: asyncio.Server | None = None
+        self._connections: set[asyncio.Task] = set()
 
     async def Describe(self, request, context):
         return self.description
 
     async def InferStream(self, request_iterator, context):
+        async for frame in self._stream(request_iterator):
+            yield frame
+
+    async def _stream(self, request_iterator) -> AsyncIterator[pb.ReplyFrame]:
         replies: asyncio.Queue[pb.StreamReply | None] = asyncio.Queue()
         self.streams.append(replies)
         reader = asyncio.create_task(self._read(request_iterator, replies))
@@ -155,7 +173,15 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
             return embedding_row(ids)
         return sign_bits(ids) if request.output == pb.OUTPUT_BITS else self.row(ids)
 
-    async def start(self, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> None:
+    async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Listen; again, after `stop`, at the same address."""
+        if self.carrier == "frames":
+            self.address = self.address or f"{ADDRESS_PREFIX}{_new_socket_path()}"
+            path = self.address.removeprefix(ADDRESS_PREFIX)
+            Path(path).unlink(missing_ok=True)
+            self._listener = await asyncio.start_unix_server(self._serve_frames, path)
+            return
+        port = int(self.address.rpartition(":")[2] or 0)
         self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
         address = f"127.0.0.1:{port}"
@@ -167,8 +193,51 @@ class FakeTulip(inference_pb2_grpc.InferenceServicer):
         await self._server.start()
 
     async def stop(self) -> None:
-        assert self._server is not None
-        await self._server.stop(None)
+        if self._listener is not None:
+            self._listener.close()
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+        else:
+            assert self._server is not None
+            await self._server.stop(None)
+
+    async def _serve_frames(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        self._connections.add(connection)
+        try:
+            writer.write(framed(self.description))
+            async with contextlib.aclosing(self._stream(_frames_of(reader))) as stream:
+                async for frame in stream:
+                    writer.write(framed(frame))
+                    await writer.drain()
+        except (asyncio.CancelledError, ConnectionError):
+            pass  # asyncio's streams would complain of either
+        finally:
+            self._connections.discard(connection)
+            writer.transport.abort()
+
+
+async def _frames_of(reader: asyncio.StreamReader) -> AsyncIterator[pb.RequestFrame]:
+    splitter = FrameSplitter()
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            for payload in splitter.feed(data):
+                yield parse(pb.RequestFrame, payload)
+
+
+_numbers = itertools.count()
+
+
+@functools.cache
+def _socket_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tulips-"))  # short: a socket's path is
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _new_socket_path() -> Path:
+    return _socket_folder() / f"{next(_numbers)}.sock"
 
 
 def quantizing() -> FakeTulip:

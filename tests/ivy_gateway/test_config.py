@@ -16,6 +16,8 @@ BOTH_WAYS = {
     "name": (["--served-model-name", "roses"], "roses", "roses"),
     "aliases": (["--alias", "a", "--alias", "b"], "a, b", ("a", "b")),
     "replicas": (["--replica", "h:1", "--replica", "unix:/s"], "h:1,unix:/s", ("h:1", "unix:/s")),
+    "start_patience_seconds": (["--start-patience-seconds", "7.5"], "7.5", 7.5),
+    "awake_ms": (["--awake-ms", "2.5"], "2.5", 2.5),
     "resolve_seconds": (["--resolve-seconds", "2.5"], "2.5", 2.5),
     "replica_silence_seconds": (["--replica-silence-seconds", "2.5"], "2.5", 2.5),
     "replica_reconnect_seconds": (["--replica-reconnect-seconds", "20.5"], "20.5", 20.5),
@@ -140,6 +142,10 @@ def test_the_served_name_is_the_folders_unless_given():
         (["--model", "m"], {}, "--replica"),
         (["--model", "m", "--replica", "nowhere"], {}, "'nowhere' is neither host:port, dns:host:port"),
         (["--model", "m", "--replica", "h:70000"], {}, "h:70000"),
+        (["--model", "m", "--replica", "frames:"], {}, "'frames:' is neither"),
+        (["--model", "m", "--replica", "frames:s"], {}, "'frames:s' is neither"),
+        (["--model", "m", "--replica", "frames:/" + 106 * "é"], {}, "213 bytes; a socket's has at most 107"),
+        ([*NEEDED, "--awake-ms", "-1"], {}, "--awake-ms must not be below zero"),
         (["--model", "m", "--replica", "h:1,h:1"], {}, "twice"),
         ([*NEEDED, "--workers", "0"], {}, "--workers must be above zero, not 0"),
         ([*NEEDED, "--request-timeout", "nan"], {}, "--request-timeout must be above zero"),
@@ -173,7 +179,15 @@ def test_mistakes_are_refused_by_name(argv, environ, expected):
 
 
 @pytest.mark.parametrize(
-    "address", ["[::1]:5", "dns:tulip.default.svc:50051", "a-b.example:65535", "unix:/run/x", "10.0.0.1:1"]
+    "address",
+    [
+        "[::1]:5",
+        "dns:tulip.default.svc:50051",
+        "a-b.example:65535",
+        "unix:/run/x",
+        "frames:/run/x",
+        "10.0.0.1:1",
+    ],
 )
 def test_addresses(address):
     assert GatewayConfig.from_args(["--model", "m", "--replica", address], {}).replicas == (address,)

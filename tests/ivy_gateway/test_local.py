@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ivy_gateway import local
+from ivy_gateway import host, local
 from ivy_gateway.errors import StartupError
 from ivy_gateway.local import Child, find_model, main
 
@@ -24,9 +24,9 @@ def clean_environment(monkeypatch):
             monkeypatch.delenv(key)
 
 
-def plan(*argv: str) -> local.Plan:
+def plan(*argv: str, workspace: Path = Path("/tmp/ivy-x")) -> local.Plan:
     arguments, rest = local._parser().parse_known_args(["up", *argv])
-    return local.make_plan(arguments, rest)
+    return local.make_plan(arguments, rest, workspace)
 
 
 def flags(command: tuple[str, ...], name: str) -> list[str]:
@@ -39,7 +39,9 @@ def test_one_server_per_device_in_turn(minilm):
     assert all(flags(c, "--dtype") == ["bfloat16"] for c in made.server_commands)
     ports = [flags(c, "--port")[0] for c in made.server_commands]
     assert len(set(ports)) == 3
-    assert flags(made.gateway_command, "--replica") == [f"127.0.0.1:{port}" for port in ports]
+    sockets = [flags(c, "--frames-socket")[0] for c in made.server_commands]
+    assert len(set(sockets)) == 3
+    assert flags(made.gateway_command, "--replica") == [f"frames:{path}" for path in sockets]
     assert not any("--threads" in command for command in made.server_commands)
 
 
@@ -65,6 +67,64 @@ def test_other_flags_reach_the_gateway_and_are_checked_before_anything_starts(mi
             plan(str(minilm), *wrong)
 
 
+def test_a_folder_too_deep_for_sockets_leaves_the_ports(minilm):
+    for depth, fits in ((80, True), (100, False)):
+        workspace = Path("/" + depth * "d")
+        made = plan(str(minilm), "--replicas", "2", workspace=workspace)
+        replicas = flags(made.gateway_command, "--replica")
+        if fits:
+            assert replicas == [f"frames:{workspace}/server-{i}.sock" for i in range(2)]
+        else:
+            assert replicas == [f"127.0.0.1:{flags(c, '--port')[0]}" for c in made.server_commands]
+            assert not any("--frames-socket" in command for command in made.server_commands)
+
+
+def test_in_front_of_a_gpu_the_gateway_has_more_of_the_machine(minilm, monkeypatch):
+    monkeypatch.setattr(host, "has_gpu", lambda: False)
+
+    def gateway(cores: int, *argv: str) -> tuple[int, float]:
+        monkeypatch.setattr(host, "num_cores", lambda: cores)
+        config = local._gateway_config(plan(str(minilm), *argv))
+        return config.workers, config.awake_ms
+
+    one_gpu = ("--device", "cuda:0")
+    assert gateway(2, *one_gpu) == (1, 0)
+    assert gateway(8, *one_gpu) == (2, 3)
+    assert gateway(16, *one_gpu) == (4, 3)
+    assert gateway(128, "--device", "cuda:0,cuda:1", "--replicas", "8") == (4, 3)
+    assert gateway(32, "--device", "cuda:0,cuda:1", "--replicas", "8") == (4, 0)
+    assert gateway(128, "--device", "cpu") == gateway(128) == (1, 0)
+    monkeypatch.setattr(host, "has_gpu", lambda: True)
+    assert gateway(16) == (4, 3)
+    assert gateway(128, "--device", "cpu") == (1, 0)
+    # What the user says counts.
+    assert gateway(16, "--workers", "2") == (2, 3)
+    assert gateway(16, "--awake-ms", "0") == (4, 0)
+    assert gateway(16, "--port", "0") == (1, 3), "a free port needs one worker"
+    monkeypatch.setenv("IVY_WORKERS", "3")
+    monkeypatch.setenv("IVY_AWAKE_MS", "0.5")
+    assert gateway(16) == (3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("max 100000", 64),
+        ("800000 100000", 8),
+        ("50000 100000", 1),
+        ("9900000 100000", 64),
+        ("odd", 64),
+        (None, 64),
+    ],
+)
+def test_cores_are_those_that_a_container_may_use(monkeypatch, tmp_path, limit, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(host, "_CPU_LIMIT", tmp_path / "cpu.max")
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(limit + "\n")
+    assert host.num_cores() == expected
+
+
 def test_names(minilm):
     assert flags(plan("demo").gateway_command, "--served-model-name") == ["demo"]
     assert plan(str(minilm)).name == minilm.name
@@ -79,6 +139,12 @@ def test_what_is_no_model_is_one_line(monkeypatch, capsys):
         stderr = capsys.readouterr().err
         assert len(stderr.strip().splitlines()) == 1
         assert model in stderr
+
+
+@pytest.mark.parametrize("flag", [("--prot", "1"), ("--port", "x"), ("--replicas", "0"), ("--workers",)])
+def test_flags_that_cannot_be_read_are_one_line_and_2(minilm, capsys, flag):
+    assert main(["up", str(minilm), *flag]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 def test_help_and_version(capsys):
@@ -100,6 +166,15 @@ os.replace(str(ready) + ".tmp", ready)
 signal.sigwait({signal.SIGTERM})
 print("goodbye", flush=True)
 """
+
+
+NEVER_READY = STEADY.replace("os.replace", "print")
+
+
+def stack_of(folder: Path, *, server: str, gateway: str) -> local.Plan:
+    """A plan of two scripts."""
+    commands = [(sys.executable, "-c", script) for script in (server, gateway)]
+    return local.Plan(folder, "m", folder, (commands[0],), commands[1])
 
 
 async def line_count(capsys, seen: list[str], words: str, count: int) -> None:
@@ -160,17 +235,36 @@ async def test_a_child_that_ends_before_it_is_ready_is_an_error(tmp_path, capsys
 
 async def test_the_order_to_stop_counts_while_the_stack_starts(tmp_path, capsys):
     stop = asyncio.Event()
-    never_ready = STEADY.replace("os.replace", "print")
-    made = local.Plan(
-        tmp_path, "m", ((sys.executable, "-c", never_ready),), (sys.executable, "-c", "raise SystemExit(9)")
-    )
-    starting = local._stack(made, tmp_path, stop)
+    starting = local._stack(stack_of(tmp_path, server=NEVER_READY, gateway=NEVER_READY), stop)
     entering = asyncio.create_task(starting.__aenter__())
-    await line_count(capsys, [], "[server 0] argv", 1)
+    seen: list[str] = []
+    await line_count(capsys, seen, "[server 0] argv", 1)
+    await line_count(capsys, seen, "[gateway] argv", 1)  # it did not wait for the server
     stop.set()
     with pytest.raises(local._StopRequested):
         await entering
-    assert "[gateway]" not in capsys.readouterr().out
+    assert "".join((*seen, capsys.readouterr().out)).count("goodbye") == 2
+
+
+@pytest.mark.parametrize("dies", ["server 0", "gateway"])
+async def test_one_that_dies_while_the_others_load_stops_them(tmp_path, capsys, dies):
+    dead = "raise SystemExit('no such device')"
+    server, gateway = (dead, NEVER_READY) if dies == "server 0" else (NEVER_READY, dead)
+    starting = local._stack(stack_of(tmp_path, server=server, gateway=gateway), asyncio.Event())
+    with pytest.raises(StartupError, match=f"{dies} ended with exit code 1 before it was ready"):
+        await starting.__aenter__()
+    said = capsys.readouterr().out
+    assert f"[{dies}] no such device" in said
+    assert "again in" not in said
+
+
+async def test_a_child_stopped_while_it_is_started_goes_too(tmp_path, capsys):
+    child = Child("thing", (sys.executable, "-c", "import time; time.sleep(600)"), tmp_path / "ready.json")
+    child.start()
+    await asyncio.sleep(0)  # the process is being made
+    async with asyncio.timeout(30):
+        await child.stop()
+    assert child._process is None or child._process.returncode == -signal.SIGTERM
 
 
 async def test_children_end_with_a_parent_that_is_killed(tmp_path):
@@ -235,6 +329,7 @@ async def test_a_whole_stack_serves_survives_a_death_and_leaves_nothing(minilm):
         base = (await stack.line(r"^ready: (http://\S+)"))[1]
         children = _children_of(process.pid)
         assert len(children) == 3
+        assert all("frames:" in c or "--frames-socket" in c for c in map(_command_of, children))
         async with httpx.AsyncClient(base_url=base, timeout=60) as client:
             before = (await client.post("/embed", json={"inputs": ["plum jam", "oak shelf"]})).json()
             victim = next(pid for pid in children if "tulip_server" in _command_of(pid))

@@ -1,4 +1,4 @@
-"""Streams, leases and retries over real gRPC, to servers that the test slows, breaks and replaces."""
+"""Links, leases and retries over both carriers, to servers that the test slows, breaks and replaces."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ from protos.tulip.v1 import inference_pb2 as pb
 from tests.ivy_gateway.fake_tulip import FakeTulip, embedding_row, failure, serving
 
 HASH = "tok"
+
+
+@pytest.fixture(autouse=True, params=["grpc", "frames"])
+def carrier(request, monkeypatch):
+    """How every server of a test is reached."""
+    monkeypatch.setattr(FakeTulip, "carrier", request.param)
 
 
 def chunk(*lengths: int, first_index: int = 0) -> Chunk:
@@ -213,12 +219,11 @@ async def test_lost_stream_moves_the_chunk_to_the_other_replica():
 
 async def test_a_replica_that_comes_back_under_its_address_is_used_again():
     async with pool_of(tulip := FakeTulip()) as pool:
-        port = int(tulip.address.rpartition(":")[2])
         await tulip.stop()
         await until(lambda: pool.num_ready == 0)
         with pytest.raises(Unavailable):
             await pool.infer(chunk(1), soon())
-        await tulip.start(port)
+        await tulip.start()
         await until(lambda: pool.num_ready == 1)
         assert len((await pool.infer(chunk(1), soon())).rows) == 1
 
@@ -420,7 +425,6 @@ async def test_a_draining_replica_finishes_what_it_has_and_gets_nothing_new():
 
 async def test_work_waits_for_a_while_when_the_last_replica_has_just_gone():
     async with pool_of(tulip := FakeTulip(), patience_seconds=20.0) as pool:
-        port = int(tulip.address.rpartition(":")[2])
         tulip.gate.clear()
         works = [asyncio.create_task(pool.infer(chunk(3), soon())) for _ in range(5)]
         await until(lambda: len(tulip.requests) == 5)
@@ -428,7 +432,7 @@ async def test_work_waits_for_a_while_when_the_last_replica_has_just_gone():
         await until(lambda: pool.num_ready == 0)
         works += [asyncio.create_task(pool.infer(chunk(3), soon())) for _ in range(5)]
         tulip.gate.set()
-        await tulip.start(port)
+        await tulip.start()
         assert [len(answer.rows) for answer in await asyncio.gather(*works)] == [1] * 10
         assert pool.outstanding_tokens == 0
 
@@ -598,9 +602,8 @@ async def test_no_lease_is_ever_lost(seed):
 async def disturb(chance: random.Random, tulip: FakeTulip) -> None:
     match chance.randrange(40):
         case 0:
-            port = int(tulip.address.rpartition(":")[2])
             await tulip.stop()
-            await tulip.start(port)
+            await tulip.start()
         case 1 | 2:
             tulip.gate.clear()
         case 3 | 4 | 5:

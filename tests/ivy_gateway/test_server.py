@@ -96,15 +96,54 @@ async def test_port_in_use_is_one_line(minilm):
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "words", "expected"),
     [
-        (("--replica", "127.0.0.1:1"), "no model"),
-        (("--model", "/nowhere", "--replica", "127.0.0.1:1"), "/nowhere"),
-        (("--modle", "x"), "--model"),
+        (("--replica", "127.0.0.1:1"), "no model", 1),
+        (("--model", "/nowhere", "--replica", "127.0.0.1:1"), "/nowhere", 1),
+        (("--modle", "x"), "--model", 2),
+        (("--port", "x"), "--port", 2),
     ],
 )
-async def test_bad_settings_are_one_line(flags, words):
+async def test_bad_settings_are_one_line(flags, words, expected):
     code, stderr = await outcome(await start(*flags))
-    assert code == 1
+    assert code == expected
     assert len(stderr.strip().splitlines()) == 1
     assert words in stderr
+
+
+NOWHERE = ("--replica", "127.0.0.1:1", "--replica", "frames:/nowhere/at/all")
+
+
+async def test_a_start_without_servers_takes_requests_in_when_its_patience_ends(minilm, tmp_path):
+    ready = tmp_path / "ready.json"
+    settings = ("--port", "0", "--start-patience-seconds", "0.1", "--ready-file", str(ready))
+    process = await start("--model", str(minilm), *NOWHERE, *settings)
+    try:
+        async with asyncio.timeout(60):
+            while not ready.exists():
+                await asyncio.sleep(0.02)
+        base = f"http://127.0.0.1:{json.loads(ready.read_text())['port']}"
+        async with httpx.AsyncClient(base_url=base) as client:
+            assert (await client.get("/live")).status_code == 200
+            assert (await client.get("/health")).status_code == 503
+    finally:
+        process.send_signal(signal.SIGTERM)
+    code, stderr = await outcome(process)
+    assert code == 0
+    assert "127.0.0.1:1: not there yet" in stderr
+    assert "frames:/nowhere/at/all: not there yet (no connection: No such file" in stderr
+
+
+async def test_a_patient_start_ends_when_it_is_told_to(minilm, tmp_path):
+    ready = tmp_path / "ready.json"
+    settings = ("--port", "0", "--start-patience-seconds", "3600", "--ready-file", str(ready))
+    process = await start("--model", str(minilm), *NOWHERE, *settings)
+    async with asyncio.timeout(60):
+        while b"not there yet" not in await process.stderr.readline():
+            pass
+    assert not ready.exists()
+    process.send_signal(signal.SIGTERM)
+    code, stderr = await outcome(process)
+    assert code == 0
+    assert "Traceback" not in stderr
+    assert not ready.exists()

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from ivy_gateway import replica
+from ivy_gateway import grpc_link
 from tulip_server import listener
 
 METHOD = "/keepalive.Test/Quiet"
@@ -27,7 +27,7 @@ def shortened(options):
 
 
 def client_options():
-    return [*shortened(replica._OPTIONS), *TIRELESS]
+    return [*shortened(grpc_link._OPTIONS), *TIRELESS]
 
 
 def server_options():

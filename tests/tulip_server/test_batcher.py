@@ -322,6 +322,33 @@ async def test_rows_for_a_chunk_that_ended_are_dropped():
     assert chunk.future.cancelled()
 
 
+async def test_who_must_not_wait_for_a_turn_is_told_once_and_in_this_one():
+    queue = batcher()
+    ends = []
+    answered, failed, both = (queue.submit(sequences(1)) for _ in range(3))
+    for chunk in (answered, failed, both):
+        chunk.on_end = lambda chunk=chunk: ends.append((chunk, chunk.future.exception()))
+    queue.next_batch()
+    error = Cancelled("enough")
+    answered.deliver(0, 1, np.zeros((1, 2)), 1.0)
+    queue.fail(failed, error)
+    both.deliver(0, 1, np.zeros((1, 2)), 1.0)
+    queue.fail(both, error)
+    assert ends == [(answered, None), (failed, error), (both, None)]
+
+
+async def test_a_bug_behind_one_chunk_s_end_costs_nobody_else(caplog):
+    queue = batcher()
+    broken, sound = (queue.submit(sequences(1)) for _ in range(2))
+    broken.on_end = lambda: 1 / 0
+    queue.next_batch()
+    for chunk in (broken, sound):
+        chunk.deliver(0, 1, np.zeros((1, 2)), 1.0)
+    assert broken.future.done()
+    assert sound.future.done()
+    assert "this is a bug" in caplog.text
+
+
 def test_errors_name_field_and_sequence():
     error = BadChunk("token_ids", "too large", 3)
     assert str(error) == "token_ids, sequence 3: too large"

@@ -49,6 +49,7 @@ FLAGS = {
     "tls_certificate": "certificate.pem",
     "tls_key": "key.pem",
     "tls_client_ca": "ca.pem",
+    "frames_socket": "frames.sock",
 }
 SOCKET = {"socket": "here.sock", "socket_mode": "660"}
 

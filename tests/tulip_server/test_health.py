@@ -169,17 +169,17 @@ async def test_expired_chunks_are_answered_while_nothing_moves():
 # -- behind a port
 
 
-async def test_a_stream_beats_from_its_first_moment_and_goes_on():
-    async with serving(FakeEngine()) as running:
+async def test_a_stream_beats_from_its_first_moment_and_goes_on(carrier):
+    async with serving(FakeEngine(), carrier) as running:
         stream = running.stream()
         heartbeats = [await stream.heartbeat() for _ in range(4)]
     assert not any(beat.wedged or beat.draining for beat in heartbeats)
     assert [beat.oldest_step_us for beat in heartbeats] == [0] * 4
 
 
-async def test_a_heartbeat_tells_what_waits_and_how_old_the_oldest_step_is(waiting):
+async def test_a_heartbeat_tells_what_waits_and_how_old_the_oldest_step_is(waiting, carrier):
     engine = manual_engine()
-    async with serving(engine, depth=1) as running:
+    async with serving(engine, carrier, depth=1) as running:
         stream = running.stream()
         await stream.write(infer(1, A, B))
         await until(lambda: waiting(running) == 4)
@@ -192,10 +192,10 @@ async def test_a_heartbeat_tells_what_waits_and_how_old_the_oldest_step_is(waiti
     assert ages[-1] > ages[0]
 
 
-async def test_wedging_and_coming_back_are_told_at_once(monkeypatch):
+async def test_wedging_and_coming_back_are_told_at_once(monkeypatch, carrier):
     monkeypatch.setattr("tulip_server.step_clock.SHORTEST_ALLOWANCE", 0.3)
     engine = manual_engine()
-    async with serving(engine, depth=1) as running:
+    async with serving(engine, carrier, depth=1) as running:
         stream = running.stream()
         health = HealthStub(running.channel)
         await stream.write(infer(1, A))
@@ -228,14 +228,14 @@ async def test_wedging_and_coming_back_are_told_at_once(monkeypatch):
         await call
 
 
-async def test_a_client_that_does_not_read_piles_up_no_heartbeats(monkeypatch):
+async def test_a_client_that_does_not_read_piles_up_no_heartbeats(monkeypatch, carrier):
     monkeypatch.setattr("tulip_server.health.LOOK_SECONDS", 0.001)
     monkeypatch.setattr("tulip_server.health.LOOKS_A_BEAT", 1)
-    async with serving(FakeEngine(dimensions=8192)) as running:
+    async with serving(FakeEngine(dimensions=8192), carrier) as running:
         stream = running.stream()
         for number in range(1, 101):
             await stream.write(infer(number, *([A] * 20)))  # 64 MiB of replies in all
-        (served,) = running.server._service._streams
+        (served,) = running.server._streams._open
         await until(lambda: not served._in_flight, seconds=30)
         await asyncio.sleep(0.2)
         assert served._answers, "the client's side took everything: nothing was tested"

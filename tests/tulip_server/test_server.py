@@ -105,7 +105,7 @@ async def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest(waiting):
             await until(lambda number=number: len(engine.steps) > number)
             engine.steps[number].complete()
         assert [reply.correlation_id for reply in await remaining(stream)] == [1, 2]
-        assert await stream.code() is grpc.StatusCode.OK
+        assert await stream.ended_well()
         np.testing.assert_array_equal(rows_of(await call), expected_rows(C))
         await drain
 
@@ -136,9 +136,9 @@ class Compiling(FakeEngine):
         return super().step(batch)
 
 
-async def test_clients_are_told_of_a_drain_at_once_and_streams_end_after_their_last_reply():
+async def test_clients_are_told_of_a_drain_at_once_and_streams_end_after_their_last_reply(carrier):
     engine = manual_engine()
-    async with serving(engine, depth=1) as running:
+    async with serving(engine, carrier, depth=1) as running:
         streams = [running.stream() for _ in range(3)]
         for stream, sequence in zip(streams, (A, B, C), strict=True):
             await stream.write(infer(1, sequence))
@@ -155,29 +155,29 @@ async def test_clients_are_told_of_a_drain_at_once_and_streams_end_after_their_l
         for stream, sequence in zip(streams, (A, B, C), strict=True):
             (reply,) = await remaining(stream)
             np.testing.assert_array_equal(rows_of(reply.reply), expected_rows(sequence))
-            assert await stream.code() is grpc.StatusCode.OK
+            assert await stream.ended_well()
         await drain
 
 
-async def test_a_client_that_reads_slowly_gets_all_its_replies_within_the_drain():
+async def test_a_client_that_reads_slowly_gets_all_its_replies_within_the_drain(carrier):
     """More replies than fit on the way, and a client that begins to read long after the last was computed."""
-    async with serving(FakeEngine(dimensions=8192), drain_seconds=20) as running:
+    async with serving(FakeEngine(dimensions=8192), carrier, drain_seconds=20) as running:
         stream = running.stream()
         for number in range(100):
             await stream.write(infer(number, *([A] * 20)))
-        (served,) = running.server._service._streams
+        (served,) = running.server._streams._open
         await until(lambda: len(served._answers) and not served._in_flight, seconds=30)
         drain = asyncio.create_task(running.server.drain())
         await asyncio.sleep(1.5)
         assert not drain.done()
         assert [reply.correlation_id async for reply in stream] == list(range(100))
-        assert await stream.code() is grpc.StatusCode.OK
+        assert await stream.ended_well()
         await drain
 
 
-async def test_a_stream_opened_at_the_end_of_a_drain_ends_at_once():
-    async with serving(FakeEngine()) as running:
-        await running.server._service.end_streams(1.0)
+async def test_a_stream_opened_at_the_end_of_a_drain_ends_at_once(carrier):
+    async with serving(FakeEngine(), carrier) as running:
+        await running.server._streams.end(1.0)
         stream = running.stream()
         assert await remaining(stream) == []
 

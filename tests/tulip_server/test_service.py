@@ -16,7 +16,15 @@ from rose_engine.errors import StepError
 from rose_engine.fake import FAKE_LIMITS, FakeEngine
 from rose_engine.lazy_tensor import HostCompletion, LazyTensor
 from rose_engine.limits import EngineLimits
-from tests.tulip_server.conftest import ChunkStream, expected_rows, infer_request, rows_of, serving, until
+from tests.tulip_server.conftest import (
+    ChunkStream,
+    all_replies,
+    expected_rows,
+    infer_request,
+    rows_of,
+    serving,
+    until,
+)
 from tulip_server import metrics
 
 A, B, C, D = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]
@@ -114,15 +122,14 @@ async def test_the_queue_s_default_bound_follows_the_batch():
     assert reply.max_waiting_tokens == 64 * FAKE_LIMITS.max_batch_tokens
 
 
-async def test_a_reply_of_two_thousand_rows_of_1024_passes():
+async def test_a_reply_of_two_thousand_rows_of_1024_passes(carrier):
     engine = FakeEngine(dimensions=1024)
-    async with serving(engine) as running:
+    async with serving(engine, carrier) as running:
         sequences = [[i + 1] for i in range(2000)]
         reply = await running.stub.Infer(infer_request(*sequences))
         stream = running.stream()
         await stream.write(infer(1, *sequences))
         streamed = await stream.read()
-        await stream.done_writing()
     rows = rows_of(reply)
     assert rows.shape == (2000, 1024)
     np.testing.assert_array_equal(rows[::500], expected_rows(*sequences[::500], dimensions=1024))
@@ -132,9 +139,9 @@ async def test_a_reply_of_two_thousand_rows_of_1024_passes():
 # -- streams
 
 
-async def test_replies_come_in_order_of_completion():
+async def test_replies_come_in_order_of_completion(carrier):
     engine = manual_engine()
-    async with serving(engine, depth=2) as running:
+    async with serving(engine, carrier, depth=2) as running:
         stream = running.stream()
         await stream.write(infer(7, A, B, C))
         await until(lambda: len(engine.steps) == 2)
@@ -151,9 +158,9 @@ async def test_replies_come_in_order_of_completion():
         np.testing.assert_array_equal(rows_of(replies[1].reply), expected_rows(D))
 
 
-async def test_a_chunk_s_deadline_is_kept_by_the_server():
+async def test_a_chunk_s_deadline_is_kept_by_the_server(carrier):
     engine = manual_engine()
-    async with serving(engine, depth=1) as running:
+    async with serving(engine, carrier, depth=1) as running:
         stream = running.stream()
         await stream.write(infer(1, A))
         await until(lambda: engine.steps)
@@ -165,9 +172,9 @@ async def test_a_chunk_s_deadline_is_kept_by_the_server():
         assert len(engine.steps) == 1
 
 
-async def test_a_cancelled_chunk_gets_no_reply_and_is_not_computed(waiting):
+async def test_a_cancelled_chunk_gets_no_reply_and_is_not_computed(waiting, carrier):
     engine = manual_engine()
-    async with serving(engine, depth=1) as running:
+    async with serving(engine, carrier, depth=1) as running:
         stream = running.stream()
         before = counted("cancelled")
         for request in (infer(1, A), infer(2, B), infer(3, C), cancel(2), cancel(99)):
@@ -177,30 +184,28 @@ async def test_a_cancelled_chunk_gets_no_reply_and_is_not_computed(waiting):
         engine.steps[0].complete()
         await until(lambda: len(engine.steps) == 2)
         engine.steps[1].complete()
-        await stream.done_writing()
-        assert [reply.correlation_id async for reply in stream] == [1, 3]
+        assert [reply.correlation_id for reply in await all_replies(stream, 2)] == [1, 3]
         assert [step.batch.token_ids_T.tolist() for step in engine.steps] == [A, C]
 
 
-async def test_an_id_is_free_again_after_its_cancel():
+async def test_an_id_is_free_again_after_its_cancel(carrier):
     engine = manual_engine()
-    async with serving(engine, depth=1) as running:
+    async with serving(engine, carrier, depth=1) as running:
         stream = running.stream()
+        before = counted("cancelled")
         for request in (infer(1, A), cancel(1), infer(1, B)):
             await stream.write(request)
-        await until(lambda: engine.steps)
+        await until(lambda: engine.steps and counted("cancelled") == before + 1)
         engine.steps[0].complete()
-        await stream.done_writing()
         while not engine.steps[-1].lazy_tensor.ready() or engine.steps[-1].batch.token_ids_T[0] != B[0]:
             engine.steps[-1].complete()
             await asyncio.sleep(0.001)
-        replies = [reply async for reply in stream]
-        assert len(replies) == 1
-        np.testing.assert_array_equal(rows_of(replies[0].reply), expected_rows(B))
+        (reply,) = await all_replies(stream, 1)
+        np.testing.assert_array_equal(rows_of(reply.reply), expected_rows(B))
 
 
-async def test_bad_chunks_leave_the_stream_alive():
-    async with serving(FakeEngine()) as running:
+async def test_bad_chunks_leave_the_stream_alive(carrier):
+    async with serving(FakeEngine(), carrier) as running:
         stream = running.stream()
         await stream.write(infer(1, A, [1, -5], B))
         failure = (await stream.read()).failure
@@ -220,9 +225,9 @@ async def test_bad_chunks_leave_the_stream_alive():
         np.testing.assert_array_equal(rows_of((await stream.read()).reply), expected_rows(A))
 
 
-async def test_an_id_in_flight_is_not_taken_twice():
+async def test_an_id_in_flight_is_not_taken_twice(carrier):
     engine = manual_engine()
-    async with serving(engine) as running:
+    async with serving(engine, carrier) as running:
         stream = running.stream()
         await stream.write(infer(5, A))
         await stream.write(infer(5, B))
@@ -234,9 +239,9 @@ async def test_an_id_in_flight_is_not_taken_twice():
         assert len(engine.steps) == 1
 
 
-async def test_an_overloaded_server_says_so_and_recovers(waiting):
+async def test_an_overloaded_server_says_so_and_recovers(waiting, carrier):
     engine = manual_engine()
-    async with serving(engine, depth=1, max_waiting_tokens=8) as running:
+    async with serving(engine, carrier, depth=1, max_waiting_tokens=8) as running:
         stream = running.stream()
         await stream.write(infer(1, A))
         await until(lambda: engine.steps)
@@ -255,9 +260,9 @@ async def test_an_overloaded_server_says_so_and_recovers(waiting):
         await until(lambda: waiting(running) == 8)
 
 
-async def test_a_failed_step_is_an_internal_error_for_its_chunks_only():
+async def test_a_failed_step_is_an_internal_error_for_its_chunks_only(carrier):
     engine = manual_engine()
-    async with serving(engine) as running:
+    async with serving(engine, carrier) as running:
         stream = running.stream()
         await stream.write(infer(1, A))
         await stream.write(infer(2, B))
@@ -281,8 +286,8 @@ class NotANumber(FakeEngine):
         return LazyTensor(completion, lambda: rows)
 
 
-async def test_a_row_that_is_no_number_is_an_error_and_never_travels():
-    async with serving(NotANumber()) as running:
+async def test_a_row_that_is_no_number_is_an_error_and_never_travels(carrier):
+    async with serving(NotANumber(), carrier) as running:
         stream = running.stream()
         await stream.write(infer(1, A, B))
         failure = (await stream.read()).failure
@@ -311,9 +316,9 @@ async def test_a_stream_without_a_chunk_ends_in_peace():
         assert [reply async for reply in stream] == []
 
 
-async def test_a_client_that_cancels_its_stream_leaves_nothing_behind(waiting):
+async def test_a_client_that_cancels_its_stream_leaves_nothing_behind(waiting, carrier):
     engine = manual_engine()
-    async with serving(engine, depth=1) as running:
+    async with serving(engine, carrier, depth=1) as running:
         stream = running.stream()
         for number in range(5):
             await stream.write(infer(number, A, B))
@@ -340,8 +345,8 @@ async def test_a_client_that_disconnects_leaves_nothing_behind(waiting):
         await until(lambda: waiting(running) == 0)
 
 
-async def test_two_streams_may_use_the_same_ids():
-    async with serving(FakeEngine()) as running:
+async def test_two_streams_may_use_the_same_ids(carrier):
+    async with serving(FakeEngine(), carrier) as running:
         streams = [running.stream() for _ in range(2)]
         for stream, sequence in zip(streams, (A, B), strict=True):
             await stream.write(infer(1, sequence))
@@ -349,18 +354,17 @@ async def test_two_streams_may_use_the_same_ids():
             np.testing.assert_array_equal(rows_of((await stream.read()).reply), expected_rows(sequence))
 
 
-async def test_a_client_that_reads_late_gets_every_reply(monkeypatch):
-    monkeypatch.setattr("tulip_server.service._MAX_UNSENT_REPLIES", 2)
-    async with serving(FakeEngine(dimensions=1024)) as running:
+async def test_a_client_that_reads_late_gets_every_reply(monkeypatch, carrier):
+    monkeypatch.setattr("tulip_server.streams._MAX_UNSENT_REPLIES", 2)
+    async with serving(FakeEngine(dimensions=1024), carrier) as running:
         stream = running.stream()
 
         async def send() -> None:
             for number in range(200):
                 await stream.write(infer(number, *([A] * 20)))
-            await stream.done_writing()
 
         sending = asyncio.create_task(send())
-        replies = [reply.correlation_id async for reply in stream]
+        replies = [(await stream.read()).correlation_id for _ in range(200)]
         await sending
         assert sorted(replies) == list(range(200))
 
@@ -368,9 +372,9 @@ async def test_a_client_that_reads_late_gets_every_reply(monkeypatch):
 # -- lanes, origins and many cancels
 
 
-async def test_the_lane_of_a_request_is_the_lane_it_waits_in():
+async def test_the_lane_of_a_request_is_the_lane_it_waits_in(carrier):
     engine = manual_engine()
-    async with serving(engine, depth=1) as running:
+    async with serving(engine, carrier, depth=1) as running:
         stream = running.stream()
         await stream.write(infer(1, A))
         await until(lambda: engine.steps)
@@ -403,13 +407,13 @@ async def test_describe_tells_what_is_reserved_for_interactive_chunks():
         assert (await running.stub.Describe(pb.DescribeRequest())).reserved_tokens == 1
 
 
-async def test_ten_thousand_cancels_leave_nothing(waiting):
+async def test_ten_thousand_cancels_leave_nothing(waiting, carrier):
     engine = manual_engine()
-    async with serving(engine, depth=1, max_waiting_tokens=100_000) as running:
+    async with serving(engine, carrier, depth=1, max_waiting_tokens=100_000) as running:
         stream = running.stream()
         await stream.write(infer(1, A))
         await until(lambda: engine.steps)
-        (served,) = running.server._service._streams
+        (served,) = running.server._streams._open
         for number in range(2, 5002):
             await stream.write(infer(number, B, C, timeout_us=10**9))
             await stream.write(cancel(number))
@@ -431,7 +435,7 @@ async def test_a_failed_chunk_s_line_names_its_request_and_nothing_of_its_input(
     async with serving(FakeEngine()) as running:
         request = infer_request([999_999])
         request.request_id, request.traceparent = "from-a\nclient", f"00-{'a' * 32}-{'b' * 16}-01"
-        with caplog.at_level("WARNING", "tulip_server.service"), pytest.raises(grpc.aio.AioRpcError):
+        with caplog.at_level("WARNING", "tulip_server.intake"), pytest.raises(grpc.aio.AioRpcError):
             await running.stub.Infer(request)
     (record,) = caplog.records
     assert record.getMessage() == "a chunk failed: bad_chunk, sequence 0"

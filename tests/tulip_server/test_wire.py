@@ -53,6 +53,7 @@ def test_sequences_come_out_as_they_went_in(chunk, with_segments):
         (request([], []), "lengths", None, "at least one sequence"),
         (request([1, 2], [2, 0]), "lengths", 1, "at least one token"),
         (request([1, 2], [3, -1]), "lengths", 1, "at least one token"),
+        (request([1, 2], [3, 0, -1]), "lengths", 1, "at least one token"),
         (request([1, 2, 3], [1, 1]), "lengths", None, "sum is 2, but there are 3"),
         (request([1] * 10, [1, 9]), "lengths", 1, "9 tokens; the model takes at most 8"),
         (request([1, 2, 100], [2, 1]), "token_ids", 1, "token id 100 is outside 0 to 99"),
