@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -133,13 +134,21 @@ def probe_lengths(tokens: int, max_length: int) -> tuple[int, ...]:
     return (length,) * whole + ((rest,) if rest else ())
 
 
-def sample(time: Callable[[tuple[int, ...]], Timing], max_tokens: int, max_length: int) -> dict[int, Timing]:
-    """Time batches of every probed token count up to `max_tokens`, or as far as device memory goes."""
+def sample(
+    time: Callable[[tuple[int, ...]], Timing],
+    max_tokens: int,
+    max_length: int,
+    timed: Samples = MappingProxyType({}),
+) -> dict[int, Timing]:
+    """Time batches of every probed token count up to `max_tokens`, or as far as device memory goes.
+
+    Of the counts in `timed` the timing is known.
+    """
     counts = [tokens for tokens in PROBE_TOKENS if tokens <= max_tokens] or [max_tokens]
     samples: dict[int, Timing] = {}
     for tokens in counts:
         try:
-            samples[tokens] = time(probe_lengths(tokens, max_length))
+            samples[tokens] = timed.get(tokens) or time(probe_lengths(tokens, max_length))
         except torch.OutOfMemoryError:
             if not samples:
                 raise

@@ -6,6 +6,7 @@ Knows a model as something to call, to time, and to hand a decoder plan to; noth
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -35,15 +36,18 @@ from rose_engine.layers.decoder import PATHS, DecoderPlan, DecoderStack
 from rose_engine.layers.fused_build import GemmBuilds, gemm_builds
 from rose_engine.models.base import Model, Trunk
 from rose_engine.runner import AsyncRunner, RunnerOptions
+from rose_engine.stages import stage
 from rose_engine.staging import DeviceBatch, StagedBatch
+from rose_engine.triton_ahead import triton_build
 
 log = logging.getLogger(__name__)
 
 
 def prepare(trunk: Trunk, settings: ResolvedConfig) -> None:
-    """Begin to compile the GEMMs that a decoder's fused path waits for later."""
+    """Begin to compile what a decoder's calibration launches later."""
     stack = decoder_of(trunk)
     if stack is not None and settings.dtype is torch.bfloat16:
+        triton_build(stack.shape, settings.device)
         gemm_builds(stack.shape, settings.device)
 
 
@@ -133,11 +137,17 @@ class Calibrator:
     def find_or_measure(self) -> tuple[Calibration, Attention]:
         """The calibration, and the attention it chose; the decoder, if there is one, has adopted its plan."""
         key = self._key()
-        if (known := self._cache.find(key)) is not None and (attention := self._adopt(known)) is not None:
-            return known, attention
         builds = self._start_builds()
-        attention = self._choose_attention()
+        with stage("earlier calibration"):
+            known = self._cache.find(key)
+            attention = None if known is None else self._adopt(known, builds)
+        if known is not None and attention is not None:
+            return known, attention
+        with stage("attention backends"):
+            attention = self._choose_attention()
         calibration = self._measure(attention, builds)
+        if builds is not None:
+            triton_build(builds.shape, self._settings.device).end()
         self._cache.store(key, calibration)
         return calibration, attention
 
@@ -155,15 +165,18 @@ class Calibrator:
         card = torch.cuda.get_device_name(settings.device)
         return key_of((parameters, facts, asked, settings.max_batch_tokens), card)
 
-    def _adopt(self, known: Calibration) -> Attention | None:
+    def _adopt(self, known: Calibration, builds: GemmBuilds | None) -> Attention | None:
         """Do as `known` says; `None` if a library that it names has gone."""
         attention = known_attention(known.attention, self._settings.dtype, self._settings.device)
         if attention is not None and (stack := decoder_of(self._model.trunk)) is not None:
+            plan = known.plan or stack.plan
             try:
-                stack.adopt(known.plan or stack.plan)
+                stack.adopt(plan)
             except EngineConfigError as error:
                 log.info("measuring again: %s", error)
                 return None
+            if "fused" in plan.paths and builds is not None:
+                builds.wait()
         return attention
 
     def _choose_attention(self) -> Attention:
@@ -180,43 +193,52 @@ class Calibrator:
         )
 
     def _measure(self, attention: Attention, builds: GemmBuilds | None) -> Calibration:
-        plan = self._choose_plan(attention, builds)
+        plan, timed = self._choose_plan(attention, builds)
         counts = self._settings.max_batch_tokens, self._model.facts.max_length
-        samples = sample(lambda lengths: self._time(attention, lengths), *counts)
+        with stage("samples"):
+            samples = sample(lambda lengths: self._time(attention, lengths), *counts, timed)
         log_samples(samples)
         inflection = inflection_point(samples, self._settings.max_batch_tokens)
         seconds = {tokens: max(t.device_seconds, t.launch_seconds) for tokens, t in samples.items()}
         return Calibration(inflection, saturation_point(samples), attention.choices, plan, seconds)
 
-    def _choose_plan(self, attention: Attention, builds: GemmBuilds | None) -> DecoderPlan | None:
+    def _choose_plan(
+        self, attention: Attention, builds: GemmBuilds | None
+    ) -> tuple[DecoderPlan | None, dict[int, Timing]]:
         """Time every path of the decoder that can be had, and adopt the plan of the fastest.
 
-        The fused path comes last (see `PATHS`), when its GEMMs have had the time to be compiled.
+        The plan, and the timing of each token count's winner. The fused path comes last (see `PATHS`), when
+        its GEMMs have had the time to be compiled.
         """
         if (stack := decoder_of(self._model.trunk)) is None:
-            return None
+            return None, {}
         counts = [tokens for tokens in PLAN_TOKENS if tokens <= self._settings.max_batch_tokens]
-        seconds: dict[int, dict[str, float]] = {tokens: {} for tokens in counts}
+        timings: dict[int, dict[str, Timing]] = {tokens: {} for tokens in counts}
         for name in filter(partial(_available, stack), PATHS):
             if name == "fused" and builds is not None:
                 builds.wait()
             try:
-                times = {tokens: self._time_path(name, attention, tokens) for tokens in counts}
+                times = self._time_path(name, attention, counts)
             except Exception as error:  # noqa: BLE001  a path whose kernels do not compile is out, no more
                 log.warning("decoder path %s failed: %s", name, error)
                 continue
-            for tokens, taken in times.items():
-                seconds[tokens][name] = taken
-        plan = fastest_plan(seconds)
+            for tokens, timing in times.items():
+                timings[tokens][name] = timing
+        plan = fastest_plan(
+            {tokens: {n: t.device_seconds for n, t in paths.items()} for tokens, paths in timings.items()}
+        )
         stack.adopt(plan)
         log.info("decoder paths: %s, then %s", plan.up_to, plan.above)
-        return plan
+        return plan, {tokens: timings[tokens][plan.path_for(tokens)] for tokens in counts}
 
-    def _time_path(self, name: str, attention: Attention, tokens: int) -> float:
-        lengths = probe_lengths(tokens, self._model.facts.max_length)
-        timing = self._time(attention, lengths)
-        log.info("decoder path %s, %d tokens: %.3f ms", name, tokens, 1e3 * timing.device_seconds)
-        return timing.device_seconds
+    def _time_path(self, name: str, attention: Attention, counts: Sequence[int]) -> dict[int, Timing]:
+        times = {}
+        with stage(f"decoder path {name}"):
+            for tokens in counts:
+                times[tokens] = self._time(attention, probe_lengths(tokens, self._model.facts.max_length))
+                milliseconds = 1e3 * times[tokens].device_seconds
+                log.info("decoder path %s, %d tokens: %.3f ms", name, tokens, milliseconds)
+        return times
 
     def _time(self, attention: Attention, lengths: tuple[int, ...]) -> Timing:
         batch = self._timer.random_batch(lengths)
@@ -233,7 +255,8 @@ def decoder_of(trunk: Trunk) -> DecoderStack | None:
 def _available(stack: DecoderStack, name: str) -> bool:
     """Whether the path can be had; the stack then runs by it alone."""
     try:
-        stack.adopt(DecoderPlan(above=name))
+        with stage(f"loading path {name}"):
+            stack.adopt(DecoderPlan(above=name))
     except EngineConfigError as error:
         log.info("%s", error)
         return False

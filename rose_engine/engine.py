@@ -5,6 +5,7 @@ Knows nothing of text, gRPC or asyncio, and of devices only the name of the modu
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -18,6 +19,7 @@ from rose_engine.lazy_tensor import LazyTensor
 from rose_engine.limits import EngineLimits
 from rose_engine.model_source import ModelSource
 from rose_engine.models.base import Model, Trunk
+from rose_engine.stages import stage
 from rose_engine.step_counters import StepCounters
 
 # Type of device -> "module:Class" of what runs steps on it.
@@ -85,13 +87,22 @@ class Engine:
 
         Raises `CheckpointError` (the folder) or `EngineConfigError` (a setting); both name what is wrong.
         """
-        source = ModelSource.read(config.model, config.task)
-        settings = resolve(config, source.max_length, source.facts.attention_specs)
-        model = source.load(settings.dtype, settings.device, partial(_prepare, settings))
-        description, limits = _describe(source, settings), _limits(source, settings)
-        runner = _start_runner(model, settings)
-        description = replace(description, attention_backend=runner.attention_summary)
-        return cls(runner, description, replace(limits, max_batch_tokens=runner.batch_tokens))
+        with stage("settings"):
+            source = ModelSource.read(config.model, config.task)
+            settings = resolve(config, source.max_length, source.facts.attention_specs)
+        with ThreadPoolExecutor(1, "hash") as pool:  # a long look at the weights, and nobody waits for it yet
+            weights_hash = pool.submit(source.weights_hash, settings.dtype)
+            with stage("weights"):
+                model = source.load(settings.dtype, settings.device, partial(_prepare, settings))
+            with stage("runner"):
+                runner = _start_runner(model, settings)
+            try:
+                description = _describe(source, settings, runner, weights_hash.result())
+            except BaseException:
+                runner.close()
+                raise
+        limits = replace(_limits(source, settings), max_batch_tokens=runner.batch_tokens)
+        return cls(runner, description, limits)
 
     def step(self, batch: Batch) -> LazyTensor:
         """Queue `batch`, of sequences and size within `limits`; its rows `[R, D]` arrive later.
@@ -144,7 +155,9 @@ def _start_runner(model: Model, settings: ResolvedConfig) -> Runner:
     return runner
 
 
-def _describe(source: ModelSource, settings: ResolvedConfig) -> ModelDescription:
+def _describe(
+    source: ModelSource, settings: ResolvedConfig, runner: Runner, weights_hash: str
+) -> ModelDescription:
     dtype = str(settings.dtype).removeprefix("torch.")
     return ModelDescription(
         model_id=source.folder.resolve().name,
@@ -156,8 +169,8 @@ def _describe(source: ModelSource, settings: ResolvedConfig) -> ModelDescription
         normalized=source.chain.normalize,
         dtype=dtype,
         device=str(settings.device),
-        attention_backend=str(settings.attention),
-        weights_hash=source.weights_hash(settings.dtype),
+        attention_backend=runner.attention_summary,
+        weights_hash=weights_hash,
         tokenizer_file=source.tokenizer_file,
     )
 

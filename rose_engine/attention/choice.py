@@ -42,6 +42,11 @@ class ShapeClass(Enum):
         return {ShapeClass.FEW: (256,), ShapeClass.LONG: (4096,), ShapeClass.MANY: (512,) * 25}[self]
 
 
+# A backend that is not tried, nor even imported, where the one beside it serves. fa4 imports a compiler and
+# compiles, seconds of a first start; on a Hopper card, the only one where fa3 serves, the faster of fa3 and
+# triton left it behind in every class (benchmarks/LOG.md, "Attention backends, microseconds a call").
+OUTRUN_BY: dict[str, str] = {"fa4": "fa3"}
+
 Choices = Mapping[tuple[AttentionSpec, ShapeClass], str]
 Measure = Callable[[AttentionBackend, AttentionSpec, ShapeClass], float]  # seconds of one call
 
@@ -100,11 +105,15 @@ def single_attention(choice: BackendChoice, specs: Iterable[AttentionSpec]) -> A
 def fastest_attention(
     specs: Iterable[AttentionSpec], dtype: torch.dtype, device: torch.device, measure: Measure
 ) -> Attention:
-    """For each spec and class of shapes the backend that `measure` finds the fastest."""
-    backends = loadable()
+    """For each spec and class of shapes the backend that `measure` finds the fastest.
+
+    Of `OUTRUN_BY`'s backends only those whose better one cannot serve all `specs` are tried.
+    """
+    specs = tuple(specs)
+    backends = loadable(lambda backend: all(_able(backend, spec, dtype, device) for spec in specs))
     choices = {}
     for spec, shape_class in _keys(specs):
-        able = {n: b for n, b in backends.items() if _able(n, b, spec, dtype, device)}
+        able = {n: b for n, b in backends.items() if _able(b, spec, dtype, device)}
         choices[spec, shape_class] = _fastest(able, spec, shape_class, measure)
     return _attention(choices, backends, "the fastest measured on this device")
 
@@ -120,10 +129,14 @@ def known_attention(choices: Choices, dtype: torch.dtype, device: torch.device) 
     return _attention(choices, backends, "measured at an earlier start")
 
 
-def loadable() -> dict[str, AttentionBackend]:
-    """Every registered backend whose library is installed."""
-    found = {}
+def loadable(serves: Callable[[AttentionBackend], bool] = lambda _: False) -> dict[str, AttentionBackend]:
+    """Every registered backend whose library is installed, but those that one which `serves` outruns."""
+    found: dict[str, AttentionBackend] = {}
     for name in BACKENDS:
+        better = found.get(OUTRUN_BY.get(name, ""))
+        if better is not None and serves(better):
+            log.info("attention backend %s is not tried: %s serves", name, better.name)
+            continue
         try:
             found[name] = load_backend(name)
         except EngineConfigError as error:
@@ -142,11 +155,9 @@ def _keys(specs: Iterable[AttentionSpec]) -> list[tuple[AttentionSpec, ShapeClas
     return [(spec, shape_class) for spec in specs for shape_class in ShapeClass]
 
 
-def _able(
-    name: str, backend: AttentionBackend, spec: AttentionSpec, dtype: torch.dtype, device: torch.device
-) -> bool:
+def _able(backend: AttentionBackend, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
     if refusal := backend.refusal(spec, dtype, device):
-        log.info("attention backend %s is out for %s: %s", name, spec, refusal)
+        log.info("attention backend %s is out for %s: %s", backend.name, spec, refusal)
         return False
     return True
 

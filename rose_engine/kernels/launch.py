@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 __all__ = [
+    "COMPILING",
     "INTERPRETED",
     "assert_rows",
     "block_size",
@@ -44,6 +45,7 @@ except ImportError:
     triton = tl = gdc_launch_dependents = gdc_wait = None
 
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+COMPILING: list[tuple[int, int]] = []  # for what `kernels.compile_only` made this process compile, if it did
 
 
 def jit(function: Callable[..., None]) -> Kernel:
@@ -58,7 +60,7 @@ def inline(function: Callable[..., Any]) -> Kernel:
 
 def runs_triton(tensor: Tensor) -> bool:
     """Whether kernels over `tensor` run in Triton; the torch twin runs otherwise."""
-    return INTERPRETED or (triton is not None and tensor.is_cuda)
+    return INTERPRETED or bool(COMPILING) or (triton is not None and tensor.is_cuda)
 
 
 def launch_options(pdl: bool, num_warps: int, num_stages: int = 3) -> dict[str, Any]:

@@ -1,40 +1,39 @@
-"""Compiles the fused path's GEMMs side by side, in processes of their own, into the cache on disk.
+"""Compiles the fused path's GEMMs side by side into the cache on disk, in a process beside the start.
 
-A first start would compile a dozen GEMMs one after the other, about two seconds each; this does it while the
-start goes on with other things. Knows shapes, not weights.
+Compiling needs no device. So one process imports torch and the toolchain, which takes longer than to compile
+a GEMM, makes no CUDA call, and forks into one process for each few GEMMs. Knows shapes, not weights.
 
-    python -m rose_engine.layers.fused_build '{"width": 1024, ...}' PART:MAX_TOKENS ...
+    python -m rose_engine.layers.fused_build '{"width": 1024, ...}'
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
-import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rose_engine.attention.base import AttentionSpec
+from rose_engine.build_process import (
+    BuildProcess,
+    BuildReport,
+    log_report,
+    process_seconds,
+    run,
+    side_by_side,
+)
 from rose_engine.kernels.cute import toolchain
 from rose_engine.layers.decoder import DecoderShape, LayerWeights, StackWeights
 from rose_engine.layers.fused import PARTS, FusedPath
 from rose_engine.layers.fused_config import H200_EARLY_CONFIGS
 from rose_engine.layers.rotary import RotarySpec
+from rose_engine.stages import stage
 
-log = logging.getLogger(__name__)
-
-_TIMEOUT_SECONDS = 120.0
-# A process takes as long to start as to compile three GEMMs, and more of them slow the start they help.
-_MOST_PROCESSES = 6
 _MOST_TOKENS = 2048  # what a class without a bound is compiled with; the compiled object serves any number
 
 
@@ -56,6 +55,19 @@ class GemmWidths:
         heads = spec.num_heads, spec.num_kv_heads, spec.head_dim
         return cls(shape.width, shape.inner_width, *heads, shape.norm_eps)
 
+    @property
+    def misfit(self) -> str | None:
+        """Why the configurations do not fit these widths; `None` when they do."""
+        return next(
+            filter(None, (config.qkv.refusal(self.head_dim) for _, config in H200_EARLY_CONFIGS)), None
+        )
+
+    @property
+    def marker(self) -> Path:
+        """A file whose presence says that everything is compiled: for these widths, by what is installed."""
+        facts = (self, H200_EARLY_CONFIGS, toolchain.facts())
+        return toolchain.cache_folder() / f"compiled-{sha256(repr(facts).encode()).hexdigest()[:16]}"
+
     def stack(self, device: torch.device) -> StackWeights:
         """A stack of one layer with weights of these widths; their values do not matter."""
         spec = AttentionSpec(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5, (-1, 0))
@@ -76,30 +88,25 @@ class GemmWidths:
 
 
 class GemmBuilds:
-    """The compilations under way. `wait` before the first launch, or it compiles a second time.
+    """The build under way, in a process that ends with this one. `wait` before the first launch.
 
     Does nothing where the toolchain is missing, or where an earlier start has compiled everything.
     """
 
     def __init__(self, shape: DecoderShape, device: torch.device) -> None:
-        self._widths = GemmWidths.of(shape)
-        parts = [] if toolchain.refusal(device) else list(_missing(self._widths))
-        processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 2) // 2))
-        self._pool = ThreadPoolExecutor(processes, "gemm-build")
-        self._builds: list[Future[str | None]] = [
-            self._pool.submit(_run, self._widths, share)
-            for share in (parts[first::processes] for first in range(processes))
-            if share
-        ]
+        self.shape = shape
+        widths = GemmWidths.of(shape)
+        refused = widths.misfit or toolchain.refusal(device)
+        wanted = refused is None and not widths.marker.exists()
+        self._process = BuildProcess(build_command(widths)) if wanted else None
 
     def wait(self) -> None:
         """Wait until all are done. One that failed is reported: its GEMM is then compiled when first used."""
-        failures = [why for build in self._builds if (why := build.result()) is not None]
-        self._pool.shutdown()
-        for why in failures:
-            log.warning("a GEMM was not compiled ahead: %s", why)
-        if self._builds and not failures:
-            _marker(self._widths).touch()
+        if self._process is not None:
+            with stage("waiting for GEMMs"):
+                report = self._process.report()
+            self._process = None
+            log_report("GEMMs", report)
 
 
 @cache
@@ -108,42 +115,33 @@ def gemm_builds(shape: DecoderShape, device: torch.device) -> GemmBuilds:
     return GemmBuilds(shape, device)
 
 
-def _missing(widths: GemmWidths) -> Iterator[tuple[str, int]]:
-    """The parts of every class of token counts, unless an earlier start has compiled them all."""
-    if not _marker(widths).exists():
-        for max_tokens, config in H200_EARLY_CONFIGS:
-            yield from ((part, min(max_tokens, _MOST_TOKENS)) for part in PARTS if config.launches(part))
+def build_command(widths: GemmWidths) -> list[str]:
+    """What compiles the GEMMs of `widths` as a `BuildProcess`."""
+    return [sys.executable, "-m", __name__, json.dumps(asdict(widths))]
 
 
-def _marker(widths: GemmWidths) -> Path:
-    """A file whose presence says that every part was compiled: for these widths, by these sources."""
-    facts = (widths, H200_EARLY_CONFIGS, toolchain.PINNED, toolchain.sources_hash())
-    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    return toolchain.cache_folder() / f"compiled-{name}"
+def build(widths: GemmWidths) -> BuildReport:
+    """Compile everything for `widths` into the cache, side by side, and say so by the marker.
+
+    For a process of its own: it must have made no CUDA call yet, and compiles for Hopper ever after.
+    """
+    torch.set_num_threads(1)  # a forked process has none of the others, and would wait for them
+    toolchain.compile_without_device()
+    gemms = toolchain.gemms_module()
+    imported = process_seconds()
+    calls = gemms.objects_of(lambda noting: _launch_all(FusedPath(widths.stack(torch.device("cpu")), noting)))
+    seconds, failures = side_by_side({str(call): call.compile for call in calls})
+    if not failures:
+        widths.marker.touch()
+    return BuildReport(seconds, failures, imported, process_seconds())
 
 
-def _run(widths: GemmWidths, parts: Sequence[tuple[str, int]]) -> str | None:
-    """Compile parts in one process; why that failed, if it did."""
-    names = [f"{part}:{max_tokens}" for part, max_tokens in parts]
-    command = [sys.executable, "-m", __name__, json.dumps(asdict(widths)), *names]
-    try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{', '.join(names)}: {error}"
-    last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return f"{', '.join(names)}: {last_line}" if done.returncode else None
-
-
-def main() -> None:
-    """Compile the parts named on the command line."""
-    widths, *names = sys.argv[1:]
-    path = FusedPath(GemmWidths(**json.loads(widths)).stack(torch.device("cuda", 0)))
-    for part, max_tokens in (name.split(":") for name in names):
-        path.launch(part, int(max_tokens))
-    torch.cuda.synchronize()
+def _launch_all(path: FusedPath) -> None:
+    """Every part of every class of token counts, the largest first: those take the longest to compile."""
+    for max_tokens, config in reversed(H200_EARLY_CONFIGS):
+        for part in filter(config.launches, PARTS):
+            path.launch(part, min(max_tokens, _MOST_TOKENS))
 
 
 if __name__ == "__main__":
-    main()
+    run(lambda: build(GemmWidths(**json.loads(sys.argv[1]))))

@@ -278,6 +278,26 @@ def test_the_fastest_that_can_is_chosen_for_each_spec_and_class(registry, caplog
     assert "does not compile" in caplog.text
 
 
+@pytest.mark.parametrize(("specs", "tried"), [([CAUSAL], "ab"), ([CAUSAL, LOCAL], "abc")])
+def test_a_backend_is_not_even_loaded_where_the_better_one_serves_every_spec(
+    registry, monkeypatch, specs, tried
+):
+    choice = importlib.import_module("rose_engine.attention.choice")
+    monkeypatch.setattr(choice, "OUTRUN_BY", {"c": "b"})  # which refuses LOCAL
+    loaded = []
+    monkeypatch.setattr(choice, "load_backend", lambda name: loaded.append(name) or registry[name])
+    monkeypatch.delitem(choice.BACKENDS, "gone")
+    attention = fastest_attention(specs, BF16, CPU, lambda backend, spec, shapes: -ord(backend.name))
+    assert "".join(loaded) == tried
+    assert set(attention.choices.values()) == ({"b"} if tried == "ab" else {"c"})
+
+
+def test_a_better_backend_that_is_not_installed_keeps_none_from_being_tried(registry, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("rose_engine.attention.choice"), "OUTRUN_BY", {"c": "gone"})
+    attention = fastest_attention([CAUSAL], BF16, CPU, lambda backend, spec, shapes: -ord(backend.name))
+    assert set(attention.choices.values()) == {"c"}
+
+
 def test_no_backend_at_all_is_an_error(registry):
     def measure(backend, spec, shape_class):
         raise RuntimeError("broken")

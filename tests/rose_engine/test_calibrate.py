@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rose_engine.attention import choose_backend
 from rose_engine.attention.base import AttentionSpec, RaggedLayout
 from rose_engine.attention.choice import ShapeClass
 from rose_engine.calibrate import (
+    PLAN_TOKENS,
     Calibration,
     CalibrationCache,
     Timing,
@@ -27,6 +29,7 @@ from rose_engine.calibrate import (
 )
 from rose_engine.config import ResolvedConfig
 from rose_engine.cuda_runner import Calibrator, decoder_of
+from rose_engine.layers import decoder
 from rose_engine.layers.decoder import DecoderPlan
 from rose_engine.staging import DeviceBatch
 
@@ -83,6 +86,19 @@ def test_sampling_stays_within_the_batch_limit():
     assert set(sample(time, 2048, 512)) == {256, 512, 1024, 1536, 2048}
     assert max(asked) == 2048
     assert set(sample(time, 100, 512)) == {100}
+
+
+def test_what_was_timed_already_is_not_sampled_again():
+    asked = []
+
+    def time(lengths):
+        asked.append(sum(lengths))
+        return Timing(1, 1)
+
+    samples = sample(time, 2048, 512, {512: Timing(7, 7), 2048: Timing(8, 8), 64: Timing(9, 9)})
+    assert asked == [256, 1024, 1536]
+    assert (samples[512], samples[2048]) == (Timing(7, 7), Timing(8, 8))
+    assert 64 not in samples
 
 
 def test_the_plan_takes_each_winner():
@@ -230,6 +246,10 @@ def test_a_first_start_measures_and_the_next_remembers(calibrator):
     first, attention = calibrator().find_or_measure()
     assert first.plan == DecoderPlan(((512, "folded"),), "plain")
     assert FakeTimer.stack.plan == first.plan
+    paths, more_samples = 2 * len([t for t in PLAN_TOKENS if t <= 8192]), [1536, 3072, 6144]
+    assert FakeTimer.measured == paths + len(more_samples)
+    assert first.step_seconds[512] == pytest.approx(3e-3)  # the launch, of the path that was adopted
+    assert first.step_seconds[8192] == pytest.approx(1e-3 + 1e-6 * 8192)
     assert first.inflection_tokens == 8192  # 1 ms + 1 us a token is never ten times 3 ms
     assert set(attention.choices.values()) == {"sdpa"}
     count = FakeTimer.measured
@@ -246,3 +266,58 @@ def test_a_path_that_breaks_is_left_out(calibrator, caplog):
     calibration, _ = calibrator().find_or_measure()
     assert calibration.plan == DecoderPlan((), "plain")
     assert "decoder path folded failed" in caplog.text
+
+
+class FakeBuild:
+    """A build of GEMMs or of kernels, noting when it was asked for."""
+
+    def __init__(self, events: list[str], shape: object = None) -> None:
+        self.shape, self._events = shape, events
+
+    def wait(self) -> None:
+        self._events.append("GEMMs awaited")
+
+    def end(self) -> None:
+        self._events.append("kernels reported")
+
+
+@pytest.fixture
+def events(calibrator, monkeypatch):
+    """What a calibration in bfloat16 does with what is compiled beside it, and the paths that it loads."""
+    events: list[str] = []
+    stack = FakeTimer.stack
+
+    def adopt(plan):
+        events.append(f"adopted {plan.above}" if not plan.up_to else "adopted the plan")
+        adopted(plan)
+
+    adopted = stack.adopt
+    monkeypatch.setattr(stack, "adopt", adopt)
+    monkeypatch.setattr(cuda_runner, "PATHS", {"plain": "", "fused": ""})
+    monkeypatch.setattr(decoder, "load_path", lambda name, weights: name)
+    monkeypatch.setattr(cuda_runner, "gemm_builds", lambda shape, device: FakeBuild(events, shape))
+    monkeypatch.setattr(cuda_runner, "triton_build", lambda shape, device: FakeBuild(events))
+    return events
+
+
+def test_the_fused_path_is_timed_when_its_gemms_are_compiled(calibrator, events):
+    measuring = calibrator()
+    measuring._settings = dataclasses.replace(measuring._settings, dtype=torch.bfloat16)
+    calibration, _ = measuring.find_or_measure()
+    assert events == [
+        "adopted plain",
+        "adopted fused",
+        "GEMMs awaited",
+        f"adopted {calibration.plan.above}",
+        "kernels reported",
+    ]
+
+
+@pytest.mark.parametrize("path", ["plain", "fused"])
+def test_a_known_plan_waits_only_for_gemms_that_it_launches(calibrator, events, path):
+    measuring = calibrator()
+    measuring._settings = dataclasses.replace(measuring._settings, dtype=torch.bfloat16)
+    known = dataclasses.replace(CALIBRATION, attention={}, plan=DecoderPlan((), path))
+    measuring._cache.store(measuring._key(), known)
+    assert measuring.find_or_measure()[0] == known
+    assert events == [f"adopted {path}", *(["GEMMs awaited"] if path == "fused" else [])]

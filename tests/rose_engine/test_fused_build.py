@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from rose_engine.build_process import BuildProcess
 from rose_engine.kernels.cute import reference, toolchain
 from rose_engine.kernels.ragged_attention import ragged_attention
 from rose_engine.layers import fused_build
@@ -60,40 +65,125 @@ def test_the_stand_in_has_the_widths_of_the_stack():
         assert getattr(stack.layers[0], name).shape == getattr(real.layers[0], name).shape
 
 
+WIDTHS = GemmWidths.of(SHAPE)
+
+
 @pytest.fixture
-def toolchain_there(monkeypatch, tmp_path):
-    monkeypatch.setattr(toolchain, "refusal", lambda device: None)
+def cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("QUACK_CACHE_DIR", str(tmp_path))
+    return tmp_path
 
 
-def test_every_part_is_compiled_once_and_remembered(monkeypatch, toolchain_there):
-    ran: list[tuple[str, int]] = []
-    monkeypatch.setattr(fused_build, "_run", lambda widths, parts: ran.extend(parts))
-    GemmBuilds(SHAPE, CPU).wait()
-    assert {tokens for _, tokens in ran} == {128, 1024, 2048}
-    assert len(ran) == len(set(ran)) == 13  # cuBLAS does two of the last class's five
-    GemmBuilds(SHAPE, CPU).wait()
-    assert len(ran) == 13
-    GemmBuilds(dataclasses.replace(SHAPE, width=128), CPU).wait()
-    assert len(ran) == 26
+@pytest.fixture
+def builds(monkeypatch, cache_folder, caplog):
+    """`GemmBuilds` as on a Hopper card, with a script in place of the process that compiles."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(toolchain, "refusal", lambda device: None)
+
+    def begin(script: str, shape=SHAPE) -> GemmBuilds:
+        monkeypatch.setattr(fused_build, "build_command", lambda widths: [sys.executable, "-c", script])
+        return GemmBuilds(shape, CPU)
+
+    return begin
 
 
-def test_a_failure_is_reported_and_tried_again(monkeypatch, caplog, toolchain_there):
-    monkeypatch.setattr(fused_build, "_run", lambda widths, parts: f"{parts[0][0]}: no compiler")
-    GemmBuilds(SHAPE, CPU).wait()
-    assert "first_qkv: no compiler" in caplog.text
-    ran: list[tuple[str, int]] = []
-    monkeypatch.setattr(fused_build, "_run", lambda widths, parts: ran.extend(parts))
-    GemmBuilds(SHAPE, CPU).wait()
-    assert len(ran) == 13
+def reporting(**report: object) -> str:
+    return f"print('a word of the toolchain'); print({json.dumps(json.dumps(report))})"
+
+
+def test_a_build_is_awaited_once_and_its_report_logged(builds, caplog):
+    begun = builds(reporting(seconds={"qkv": 1.5}, failures={"down": "no room"}))
+    begun.wait()
+    assert "GEMMs: 1 compiled" in caplog.text
+    assert "GEMMs: not compiled ahead: down: no room" in caplog.text
+    begun.wait()
+    assert caplog.text.count("1 compiled") == 1
+
+
+def test_nothing_is_started_when_an_earlier_start_has_compiled_everything(builds, caplog):
+    WIDTHS.marker.touch()
+    builds(reporting(failures={"qkv": "it must not run"})).wait()
+    assert "it must not run" not in caplog.text
+    builds(reporting(failures={"qkv": "of another width"}), dataclasses.replace(SHAPE, width=128)).wait()
+    assert "of another width" in caplog.text
+
+
+def test_heads_that_the_configurations_do_not_fit_are_not_compiled_for(builds, caplog):
+    assert WIDTHS.misfit is None
+    wide = dataclasses.replace(SHAPE, attention=dataclasses.replace(SHAPE.attention, head_dim=256))
+    assert "heads of 256" in (GemmWidths.of(wide).misfit or "")
+    builds(reporting(failures={"qkv": "it must not run"}), wide).wait()
+    assert "it must not run" not in caplog.text
 
 
 def test_without_the_toolchain_nothing_is_started(monkeypatch):
-    monkeypatch.setattr(fused_build, "_run", lambda *_: pytest.fail("it must not run"))
+    monkeypatch.setattr(fused_build, "build_command", lambda _: pytest.fail("it must not run"))
     GemmBuilds(SHAPE, CPU).wait()
 
 
-def test_a_process_that_fails_is_one_line(toolchain_there):
-    why = fused_build._run(GemmWidths.of(SHAPE), [("qkv", 8)])
-    assert why is not None
-    assert why.startswith("qkv:8: ")
+FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+class FakeToolchain:
+    """Stands for the module `gemms`: one object for each launch, compiled by making a file."""
+
+    def __init__(self, folder: Path, broken: str | None) -> None:
+        self.folder, self.broken = folder, broken
+
+    def objects_of(self, run):
+        recording = Recording()
+        run(recording)
+        return [FakeCall(self, number) for number in range(len(recording.seen))]
+
+
+@dataclasses.dataclass
+class FakeCall:
+    toolchain: FakeToolchain
+    number: int
+
+    def __str__(self) -> str:
+        return f"gemm {self.number}"
+
+    def compile(self) -> None:
+        if str(self) == self.toolchain.broken:
+            raise ValueError("no compiler")
+        (self.toolchain.folder / str(self)).touch()
+
+
+@FORKS
+@pytest.mark.parametrize("broken", [None, "gemm 3"])
+def test_a_build_sets_the_marker_when_everything_is_compiled(monkeypatch, cache_folder, broken):
+    monkeypatch.setattr(toolchain, "compile_without_device", lambda: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(toolchain, "gemms_module", lambda: FakeToolchain(cache_folder, broken))
+    report = fused_build.build(WIDTHS)
+    assert {file.name for file in cache_folder.glob("gemm *")} == set(report.seconds)
+    assert report.failures == ({} if broken is None else {broken: "ValueError: no compiler"})
+    assert WIDTHS.marker.exists() is (broken is None)
+
+
+LOOKED_UP = """
+import json, sys
+import torch
+from rose_engine.kernels.cute import toolchain
+from rose_engine.layers.fused import FusedPath
+from rose_engine.layers.fused_build import GemmWidths, _launch_all
+torch.cuda.get_device_capability = lambda device=None: (9, 0)  # a process with a card, as far as keys go
+stack = GemmWidths(**json.loads(sys.argv[1])).stack(torch.device("cpu"))
+for call in toolchain.gemms_module().objects_of(lambda noting: _launch_all(FusedPath(stack, noting))):
+    call.compile()
+print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(toolchain.unusable() is not None, reason="needs the toolchain, though no card")
+def test_what_is_compiled_without_a_device_is_what_a_process_with_one_looks_up(cache_folder):
+    built = BuildProcess(fused_build.build_command(WIDTHS)).report()
+    assert (built.failures, len(built.seconds)) == ({}, 11)
+    objects = set(cache_folder.rglob("*.o"))
+    assert len(objects) == 11
+    command = [sys.executable, "-c", LOOKED_UP, json.dumps(dataclasses.asdict(WIDTHS))]
+    looked_up = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert set(cache_folder.rglob("*.o")) == objects
+    assert looked_up.splitlines()[-1] == "[]", "nothing that takes longer than all the rest is imported"

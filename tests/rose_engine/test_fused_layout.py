@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -279,3 +280,13 @@ def test_importing_the_layer_imports_no_toolchain():
         "import rose_engine.layers.fused, sys; sys.exit('quack' in sys.modules or 'cutlass' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_the_toolchain_s_decorators_import_no_compiler_and_are_put_back():
+    found, function = (torch.compile, torch.compiler.disable), reference.rotate_pairs
+    with toolchain._compile_decorators_idle():
+        assert torch.compile(function) is function
+        assert torch.compile(dynamic=True, recompile_limit=64)(function) is function
+        assert "recompile_limit" in inspect.signature(torch.compile).parameters
+        assert torch.compiler.disable(function) is function
+    assert (torch.compile, torch.compiler.disable) == found

@@ -1,6 +1,6 @@
 """Whether this machine can compile the fused GEMMs, and where compiled ones are kept.
 
-Imports the CuTe DSL only in `load_gemms`, so an install without it loses nothing but this path.
+Imports the CuTe DSL only in `gemms_module`, so an install without it loses nothing but this path.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
+
+from rose_engine.stages import stage
 
 if TYPE_CHECKING:
     from rose_engine.kernels.cute.interface import FusedGemms
@@ -42,6 +45,11 @@ def refusal(device: torch.device) -> str | None:
         return f"needs a CUDA device, not {device.type}"
     if (capability := torch.cuda.get_device_capability(device)) != HOPPER:
         return f"written for compute capability 9.0, this is {capability[0]}.{capability[1]}"
+    return unusable()
+
+
+def unusable() -> str | None:
+    """Why the fused GEMMs cannot be compiled by what is installed, device or not; `None` when they can."""
     return missing_packages() or _misplaced()
 
 
@@ -55,30 +63,52 @@ def missing_packages() -> str | None:
 
 
 def load_gemms() -> FusedGemms:
-    """Import the CuTe DSL and the GEMMs; the first call takes seconds. Ask `refusal` first."""
-    with _compile_decorators_idle():
+    """The GEMMs, to be launched; the first call imports the CuTe DSL, seconds. Ask `refusal` first."""
+    return cast("FusedGemms", gemms_module().HopperGemms())
+
+
+def gemms_module() -> Any:  # noqa: ANN401  (its imports have no types)
+    """The module `gemms`; importing it imports the CuTe DSL."""
+    with stage("import of the CuTe DSL"), _compile_decorators_idle():
         _keep_compiled(cast("CompileCache", importlib.import_module("quack.cache")))
-        return cast("FusedGemms", importlib.import_module("rose_engine.kernels.cute.gemms"))
+        return importlib.import_module("rose_engine.kernels.cute.gemms")
 
 
 @contextmanager
 def _compile_decorators_idle() -> Iterator[None]:
-    """`torch.compile` hands functions back as they are while the context lasts.
+    """`torch.compile` and `torch.compiler.disable` hand functions back as they are while the context lasts.
 
-    The toolchain decorates functions that nothing here calls; decorating them imports Inductor, which takes
-    two to four seconds.
+    The toolchain decorates functions that nothing here calls; decorating them imports TorchDynamo and
+    Inductor, which takes twice as long as all the rest of the import.
     """
-    torch_module: Any = torch
-    compile_function = torch_module.compile
-    torch_module.compile = _as_it_is
+    decorators: tuple[tuple[Any, str], ...] = ((torch, "compile"), (torch.compiler, "disable"))
+    found = [getattr(module, name) for module, name in decorators]
+    for module, name in decorators:
+        setattr(module, name, _as_it_is)
     try:
         yield
     finally:
-        torch_module.compile = compile_function
+        for (module, name), function in zip(decorators, found, strict=True):
+            setattr(module, name, function)
 
 
-def _as_it_is(function: Callable[..., object] | None = None, **_options: object) -> object:
+def _as_it_is(
+    function: Callable[..., object] | None = None,
+    *,
+    recompile_limit: int | None = None,  # noqa: ARG001  (without one of this name Dynamo is imported to set it)
+    **_options: object,
+) -> object:
     return _as_it_is if function is None else function
+
+
+def compile_without_device() -> None:
+    """Let this process compile for Hopper, whatever card there is or is not. Call it before `gemms_module`.
+
+    No CUDA call is made then, so that processes may be forked. The toolchain's own workers do the same.
+    """
+    major, minor = HOPPER
+    os.environ |= {"QUACK_ARCH": f"{major}{minor}", "CUTE_DSL_ARCH": f"sm_{major}{minor}a"}
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def cache_folder() -> Path:
@@ -89,10 +119,12 @@ def cache_folder() -> Path:
     return Path(base) / "bouquet" / "gemms"
 
 
-def sources_hash() -> str:
-    """Hash of our own epilogues: a compiled GEMM depends on them."""
+def facts() -> tuple[object, ...]:
+    """What every compiled GEMM depends on: our own epilogues, the toolchain, Python."""
     files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    sources = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    packages = {name: _installed_version(name) for name in (*PINNED, "apache-tvm-ffi")}
+    return sources, packages, sys.version_info[:2]
 
 
 def _misplaced() -> str | None:
