@@ -15,9 +15,7 @@ import asyncio
 import contextlib
 import http.client
 import json
-import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -29,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.child import Child, ended
 from ivy_gateway.local import find_model
 
 ROOT = Path(__file__).resolve().parent.parent
 DIMENSIONS, MAX_LENGTH = 384, 512
 ALLOWED_LOSS = 0.10  # of a hot route, against the other revision
-_READY_SECONDS, _STOP_SECONDS = 60.0, 30.0
+_READY_SECONDS = 60.0
 _SEEN_ONCE = 5  # requests of each case and side before any is timed
 
 
@@ -149,20 +148,15 @@ def running(command: Sequence[str], tree: Path, scratch: Path, name: str) -> Ite
     """A module of `tree` as a process; the port that it listens on."""
     start = ["-m"] if tree == ROOT else ["-c", _FROM_ANOTHER_TREE]
     ready = scratch / f"{name}.json"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
-    process = subprocess.Popen(
-        [sys.executable, *start, *command, "--ready-file", str(ready)], cwd=tree, env=environment
+    child = Child(
+        name,
+        [sys.executable, *start, *command, "--ready-file", str(ready)],
+        environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)},
+        folder=tree,
     )
-    try:
-        deadline = time.monotonic() + _READY_SECONDS
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{name} did not start")
-            time.sleep(0.02)
-        yield int(json.loads(ready.read_text())["port"])
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(_STOP_SECONDS)
+    with ended(child):
+        child.start()
+        yield int(child.wait_for_file(ready, _READY_SECONDS)["port"])
 
 
 @contextlib.contextmanager
@@ -180,7 +174,8 @@ def revision_tree(revision: str, scratch: Path) -> Iterator[Path]:
     tree.mkdir()
     archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
-    shutil.copyfile(__file__, tree / "benchmarks" / "gateway.py")  # its `--serve rows`, over that revision
+    for module in ("gateway.py", "child.py"):  # their `--serve rows`, over that revision
+        shutil.copyfile(ROOT / "benchmarks" / module, tree / "benchmarks" / module)
     yield tree
 
 

@@ -1,4 +1,4 @@
-"""Servers and gateways as processes of their own: to be signalled, watched and started again.
+"""Servers and gateways as processes of their own: with ready files, faults, metrics and memory.
 
 Each listens on a loopback port that it keeps over restarts, and writes into a log file of its own.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -19,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.child import Child, ended
 from ivy_gateway.local_stack import free_port
 
 READY_SECONDS = 120.0
-STOP_SECONDS = 45.0
 _POLL_SECONDS = 0.02
 # Threads that spin while they wait would take the cores from the other processes.
 _CALM = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -31,8 +29,8 @@ FIXED_RATE_SERVER = "benchmarks.fixed_rate_server"
 DIMENSIONS = 16  # of its rows here: few, for it is not JSON that is measured
 
 
-class Service:
-    """One process of a tier, from `start` to `close`; may be started again after it has ended.
+class Service(Child):
+    """One process of a tier, which says in a file that it is ready.
 
     `command` is a module and its flags, without port and ready file. `log` is where its output goes, if not
     to a file in `folder`.
@@ -48,52 +46,32 @@ class Service:
         host: str = "127.0.0.1",
         port: int | None = None,
     ) -> None:
-        self.name = name
         self.host = host
         self.port = port or free_port()
-        self.log = log or folder / f"{name}.log"
         self.faults = folder / f"{name}.faults"  # what a file in it does: `tulip_server/faults.py`
         self.faults.mkdir(exist_ok=True)
         self._ready_file = folder / f"{name}.json"
-        self._command = [sys.executable, "-m", *command, "--host", host, "--port", str(self.port)]
-        self._command += ["--ready-file", str(self._ready_file)]
-        self._environment = {**os.environ, **_CALM, "BOUQUET_FAULTS": str(self.faults), **(environment or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        where = ["--host", host, "--port", str(self.port), "--ready-file", str(self._ready_file)]
+        super().__init__(
+            name,
+            [sys.executable, "-m", *command, *where],
+            log=log or folder / f"{name}.log",
+            environment={**_CALM, "BOUQUET_FAULTS": str(self.faults), **(environment or {})},
+        )
 
     @property
     def address(self) -> str:
         """`host:port`."""
         return f"{self.host}:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        """Of the process that runs, or ran last."""
-        assert self._process is not None, f"{self.name} was never started"
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs; a stopped one does."""
-        return self._process is not None and self._process.poll() is None
-
     def start(self) -> None:
         """Start the process; `wait_until_ready` says when it serves."""
-        assert not self.alive, f"{self.name} runs already"
         self._ready_file.unlink(missing_ok=True)
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=log)
+        super().start()
 
     def wait_until_ready(self) -> dict[str, Any]:
         """What the ready file says. Raises `TimeoutError`, or `RuntimeError` when the process ended."""
-        deadline = time.monotonic() + READY_SECONDS
-        while not self._ready_file.exists():
-            if not self.alive:
-                raise RuntimeError(f"{self.name} ended before it was ready: {self._last_words()}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} was not ready after {READY_SECONDS:g} s")
-            time.sleep(_POLL_SECONDS)
-        ready: dict[str, Any] = json.loads(self._ready_file.read_text())
-        return ready
+        return self.wait_for_file(self._ready_file, READY_SECONDS)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all series of a server's own metric that carry these labels."""
@@ -109,59 +87,6 @@ class Service:
         """Take back the faults that have not acted yet, and those that last."""
         for file in self.faults.iterdir():
             file.unlink(missing_ok=True)
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
-        os.kill(self.pid, number)
-
-    def suspend(self) -> None:
-        """SIGSTOP: it does nothing any more, and its connections stay open."""
-        self.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        self.signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End it with SIGKILL, and reap it."""
-        self.signal(signal.SIGKILL)
-        self.wait()
-
-    def terminate(self) -> int:
-        """SIGTERM, and wait until it has ended; the exit status."""
-        self.signal(signal.SIGTERM)
-        return self.wait()
-
-    def wait(self, seconds: float = STOP_SECONDS) -> int:
-        """Wait until it has ended; the exit status. Raises `subprocess.TimeoutExpired`."""
-        assert self._process is not None
-        return self._process.wait(seconds)
-
-    def ask_to_end(self) -> None:
-        """SIGTERM, whatever state it is in, stopped included; nothing happens if it has ended."""
-        if self.alive:
-            for number in (signal.SIGTERM, signal.SIGCONT):
-                self.signal(number)
-
-    def close(self) -> None:
-        """Wait until it has ended, which it was asked to; kill it if it does not."""
-        if self.alive:
-            try:
-                self.wait()
-            except subprocess.TimeoutExpired:
-                self.kill()
-
-    def _last_words(self) -> str:
-        return self.log.read_text()[-2000:] if self.log.is_file() else "its log is not kept"
-
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Suspended for as long as the block lasts."""
-        self.suspend()
-        try:
-            yield
-        finally:
-            self.resume()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +150,12 @@ class Cluster:
 @contextlib.contextmanager
 def running(*services: Service) -> Iterator[None]:
     """All started, and ready, for the block; closed after it."""
-    try:
+    with ended(*services):
         for service in services:
             service.start()
         for service in services:
             service.wait_until_ready()
         yield
-    finally:
-        for service in services:
-            service.ask_to_end()
-        for service in services:
-            service.close()
 
 
 def fixed_rate_server(model: Path, tokens_per_second: float) -> list[str]:

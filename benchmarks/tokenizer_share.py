@@ -12,9 +12,6 @@ import contextlib
 import http.client
 import json
 import lzma
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.child import Child, ended
 from benchmarks.xquad import SHARED, Xquad
 
 TOKENS_PER_SECOND = 400_000.0  # about XLM-R base in float16 on one recent card
@@ -31,7 +29,7 @@ MAX_LENGTH = 512
 NUM_DOCUMENTS = 100
 ROUNDS = 20
 _PHASES = ("tokenize", "queue", "inference", "total")
-_READY_SECONDS, _STOP_SECONDS = 60.0, 30.0
+_READY_SECONDS = 60.0
 # The gateway as it is where the extension was not built.
 _WITHOUT = (
     "import ivy_gateway.unigram.encoder as encoder, runpy; encoder._native = None;"
@@ -73,19 +71,14 @@ def serve_scores(ready: Path, folder: Path) -> None:
 @contextlib.contextmanager
 def running(command: Sequence[str], ready: Path) -> Iterator[dict[str, Any]]:
     """A process of this Python; what its ready file says."""
-    process = subprocess.Popen(
-        [sys.executable, *command, "--ready-file", str(ready)], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    child = Child(
+        ready.stem,
+        [sys.executable, *command, "--ready-file", str(ready)],
+        environment={"OMP_NUM_THREADS": "1"},
     )
-    try:
-        deadline = time.monotonic() + _READY_SECONDS
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{command} did not start")
-            time.sleep(0.05)
-        yield json.loads(ready.read_text())
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(_STOP_SECONDS)
+    with ended(child):
+        child.start()
+        yield child.wait_for_file(ready, _READY_SECONDS)
 
 
 def phase_sums(metrics: str) -> dict[str, float]:

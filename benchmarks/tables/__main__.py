@@ -3,8 +3,12 @@
     python -m benchmarks.tables --folder EMBED --score-folder SCORE --device cuda:0 --server ours,vllm
     python -m benchmarks.tables --folder EMBED --device cuda:0 --tables T1,T3 --client aiohttp --seconds 5
     python -m benchmarks.tables --folder EMBED --score-folder SCORE --device cuda:0 --tables "" --trace
+    python -m benchmarks.tables --folder EMBED --server ours,infinity --python infinity=VENV/bin/python
+    python -m benchmarks.tables --folder EMBED --server tei --url http://127.0.0.1:3000
     python -m benchmarks.tables --fake --quick
 
+A peer that lives in a virtual environment of its own is started by that one's interpreter: `--python`. One
+that somebody else runs is asked under `--url`. A run that is cut by SIGTERM or Ctrl-C writes what it has.
 Folders come from `python -m benchmarks.random_folders qwen3-0.6b` and `qwen3-0.6b-score`, or are anybody's.
 """
 
@@ -31,6 +35,7 @@ from protos.stamps import FOLDER_VARIABLE
 
 _LARGEST_RANDOM_ID = 151_000  # of Qwen's vocabulary: its special tokens lie above
 _TASKS = ("embed", "score")
+_CUTTING = (signal.SIGTERM, signal.SIGINT)
 _QUICK_LENGTH, _FULL_LENGTH = 128, 8192  # tokens that an input of a fake model may have
 
 
@@ -45,27 +50,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             written = report.write_markdown("trace", "\n".join(traces), args.out)
             print(f"written: {written}")
         results = [ServerResult(name) for name in session.names] if args.tables else []
+        cut = None
         try:
-            for result in results:
-                session.measure(result)
+            cut = session.measure_all(results)
         finally:
-            _write(results, session, args)
+            if any(result.outcomes or result.failure for result in results):
+                session.write(results, cut)
+    if cut is not None:
+        raise cut
     complete = all(o.figures for result in results for o in result.outcomes)
     return 0 if complete and not any(result.failure for result in results) else 1
 
 
-def _write(results: Sequence[ServerResult], session: Session, args: argparse.Namespace) -> None:
-    """What was measured so far: a run that is cut short keeps it."""
-    if not any(result.outcomes or result.failure for result in results):
-        return
-    details = {
-        "model": session.model,
-        "device": args.device,
-        "seconds": session.pace.seconds,
-        "client": args.client,
-    }
-    files = summary.write(results, details, args.out, peers=args.device.startswith("cuda"))
-    print("\n".join(f"written: {file}" for file in files))
+class Cut(SystemExit):
+    """A signal ended the run; its code is the shell's: 128 and the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.by = signal.Signals(number).name
+
+
+def _cut(number: int, _frame: object) -> None:
+    for one in _CUTTING:  # `timeout` sends two; what is being ended is not cut again
+        signal.signal(one, signal.SIG_IGN)
+    raise Cut(number)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -80,6 +88,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--server", default="ours", help=f"with commas, of {', '.join(servers.ADAPTERS)} (ours)"
     )
     parser.add_argument("--url", help="of the one server that somebody else runs: http://host:port")
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="the interpreter that a server is installed for, if not this one; once for each such server",
+    )
     parser.add_argument("--model-name", default="m", help="what --url's server calls the model (m)")
     parser.add_argument(
         "--extra", default="", help="further flags of the servers that are started, one string"
@@ -95,6 +110,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace-requests", type=int, default=300, help="of each traced cell (300)")
     parser.add_argument("--client", choices=crew.CLIENTS, default="raw", help="which client sends (raw)")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the results")
+    parser.add_argument("--name", default="tables", help="of the results' files (tables)")
     args = parser.parse_args(arguments)
     args.tables = tuple(args.tables.split(",")) if args.tables else ()
     if unknown := set(args.tables) - set(TABLES):
@@ -104,7 +120,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args.server = ("echo", "fake") if args.fake else tuple(args.server.split(","))
     if unknown := set(args.server) - set(servers.ADAPTERS):
         parser.error(f"--server: {', '.join(sorted(unknown))} is not known")
+    args.python = dict(_interpreter(parser, given) for given in args.python)
     return args
+
+
+def _interpreter(parser: argparse.ArgumentParser, given: str) -> tuple[str, str]:
+    name, _, path = given.partition("=")
+    if name not in servers.ADAPTERS or servers.ADAPTERS[name].command is None:
+        parser.error(f"--python: {given}: {name} is no server that is started here")
+    if not Path(path).is_file():
+        parser.error(f"--python: {given}: there is no such file")
+    return name, str(Path.cwd() / path)  # not resolved: a virtual environment's interpreter is a link
 
 
 class Session:
@@ -133,9 +159,37 @@ class Session:
         wanted = [cell for cell in CELLS if cell.task == task and cell.table in self._args.tables]
         return shortened(wanted, _longest(folder))
 
+    def measure_all(self, results: Sequence[ServerResult]) -> Cut | None:
+        """Every server; what cut the run short, if anything did."""
+        for result in results:
+            try:
+                self.measure(result)
+            except Cut as cut:
+                print(f"cut by {cut.by}", flush=True)
+                if any(one.outcomes for one in results):
+                    for one in results:
+                        one.cut(self._cells)
+                return cut
+        return None
+
+    def write(self, results: Sequence[ServerResult], cut: Cut | None) -> None:
+        """What was measured, also of a run that was cut."""
+        details = {
+            "model": self.model,
+            "device": self._args.device,
+            "seconds": self.pace.seconds,
+            "client": self._args.client,
+            **({} if cut is None else {"cut": f"by {cut.by}"}),
+        }
+        peers = self._args.device.startswith("cuda")
+        files = summary.write(results, details, self._args.out, self._args.name, peers=peers)
+        print("\n".join(f"written: {file}" for file in files))
+
     def measure(self, result: ServerResult) -> None:
         """Every cell of one server, which is started once for each kind of folder."""
         adapter = servers.ADAPTERS[result.name]
+        if adapter.packages:
+            result.packages = servers.versions(adapter, self._python(adapter))
         for task in _TASKS:
             cells = [cell for cell in self._cells if cell.task == task]
             able = [cell for cell in cells if adapter.dialect.refusal(cell) is None]
@@ -150,16 +204,17 @@ class Session:
     def _measure_task(
         self, adapter: servers.Adapter, task: str, cells: list[Cell], result: ServerResult
     ) -> None:
-        print(f"{adapter.name}, {task}: starting", flush=True)
+        started_here = adapter.command is not None
+        print(f"{adapter.name}, {task}: {'starting' if started_here else self._args.url}", flush=True)
         checker = None if adapter.name == "echo" else self._checker(task)
         try:
             with self._running(adapter, task) as server:
-                seconds = server.start_seconds
-                print(f"{adapter.name}, {task}: healthy after {seconds or 0:.1f} s", flush=True)
+                if server.start_seconds is not None:
+                    print(f"{adapter.name}, {task}: healthy after {server.start_seconds:.1f} s", flush=True)
                 target = self._target(server, adapter, task)
                 for outcome in measure.measure(self._clients, target, cells, checker, self.pace):
                     result.outcomes.append(outcome)
-                result.starts.append({"task": task, "seconds": seconds, **server.held()})
+                result.starts.append({"task": task, "seconds": server.start_seconds, **server.held()})
         except servers.ServerFailed as error:
             print(f"{adapter.name}, {task}: {error}", flush=True)
             result.failure = f"{task}: {error}"
@@ -188,7 +243,15 @@ class Session:
         log = self._args.out / f"{adapter.name}-{task}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         extra = [*shlex.split(self._args.extra), *(("--task", task) if adapter.name == "fake" else ())]
-        return servers.running(adapter, self._folders[task], self._args.device, extra, log, environment)
+        folder = self._folders[task]
+        launch = servers.Launch(
+            folder.resolve(), _longest(folder), self._args.device, self._python(adapter), extra
+        )
+        return servers.running(adapter, launch, log, environment)
+
+    def _python(self, adapter: servers.Adapter) -> str:
+        path: str = self._args.python.get(adapter.name, sys.executable)
+        return path
 
     def _target(self, server: servers.Running, adapter: servers.Adapter, task: str) -> crew.Target:
         folder = self._folders[task]
@@ -242,5 +305,6 @@ def _fake_folders(scratch: Path, quick: bool) -> dict[str, Path]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is cut short stops its servers too
+    for one in _CUTTING:
+        signal.signal(one, _cut)
     raise SystemExit(main())

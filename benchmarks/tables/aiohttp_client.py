@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import aiohttp
 
-from benchmarks.tables.client import RequestFailed, Timings
+from benchmarks.tables.closed_loop import RequestFailed, Timings
 
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
 
@@ -19,7 +19,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=300)
 def drive(
     address: tuple[str, int], requests: Iterable[bytes], concurrency: int, seconds: float | None = None
 ) -> Timings:
-    """As `client.drive`."""
+    """As `closed_loop.drive`."""
     return asyncio.run(_drive(address, iter(requests), concurrency, seconds or _TIMEOUT.total or 0.0))
 
 

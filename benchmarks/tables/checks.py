@@ -6,12 +6,14 @@ timed. One that is off, or cannot be asked, is not reported.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.tables.client import Connection, request_bytes
+from benchmarks.http_client import Connection, encode_request
+from benchmarks.tables.closed_loop import body_of
 from benchmarks.tables.crew import Target
 from benchmarks.tables.dialects import Rows
 from benchmarks.tables.workloads import Cell, Ids, Input, InputMaker, load_tokenizer
@@ -52,7 +54,9 @@ class Checker:
         for task in dict.fromkeys(task for task, _, _ in kinds):
             mine = [kind for kind in kinds if kind[0] == task]
             inputs = [
-                [maker.text(length) if text else maker.ids(length) for _ in range(_PROBES[task])]
+                maker.texts(length, _PROBES[task])
+                if text
+                else [maker.ids(length) for _ in range(_PROBES[task])]
                 for _, text, length in mine
             ]
             ids = [
@@ -69,15 +73,14 @@ class Checker:
         """The least cosine, or correlation, of a request of the cell's shape. Raises `Diverged`."""
         probes = self._probes[cell.task, cell.text, cell.num_tokens]
         count = min(cell.num_inputs, len(probes.inputs))
-        connection = Connection(target.address)
         parts = []
-        for start in range(0, len(probes.inputs) - count + 1, count):
-            known = probes.inputs[start : start + count]
-            others = self._maker.of(cell)[count:]
-            body = target.dialect.check_body(cell, target.model, [*known, *others])
-            reply = connection.ask(request_bytes(target.address, target.dialect.path(cell), body))
-            parts.append(target.dialect.rows(cell, reply)[:count])
-        connection.close()
+        with contextlib.closing(Connection.to(target.address)) as connection:
+            for start in range(0, len(probes.inputs) - count + 1, count):
+                known = probes.inputs[start : start + count]
+                others = self._maker.of(cell)[count:]
+                body = target.dialect.check_body(cell, target.model, [*known, *others])
+                reply = connection.ask(encode_request("POST", target.dialect.path(cell), body))
+                parts.append(target.dialect.rows(cell, body_of(reply))[:count])
         got = np.concatenate(parts)
         wanted = probes.rows[: len(got)]
         if cell.score:

@@ -24,7 +24,8 @@ class Dialect:
     """Routes and habits of one kind of server."""
 
     embed_path: str = "/v1/embeddings"
-    takes_ids: bool = True
+    native: bool = False  # TEI's own body and bare list of vectors instead of OpenAI's
+    no_ids: str = ""  # why the server gets no token ids; empty: it does
     score_path: str | None = None  # of ready-joined token ids; None: no such route
     score_field: str = "input_ids"
     raw_scores: bool = False  # whether replies can hold logits; else they hold sigmoid's values
@@ -33,9 +34,7 @@ class Dialect:
         """Why the server cannot run `cell`; `None` where it can."""
         if cell.score and self.score_path is None:
             return "no route that scores ready-joined token ids"
-        if not cell.text and not self.takes_ids:
-            return "takes no token ids"
-        return None
+        return None if cell.text else self.no_ids or None
 
     def path(self, cell: Cell) -> str:
         """The route of `cell`."""
@@ -46,6 +45,8 @@ class Dialect:
         if cell.score:
             return json.dumps({"model": model, self.score_field: inputs}).encode()
         given = inputs[0] if len(inputs) == 1 else inputs
+        if self.native:
+            return json.dumps({"inputs": given}).encode()
         return json.dumps({"model": model, "input": given, "encoding_format": "base64"}).encode()
 
     def check_body(self, cell: Cell, model: str, inputs: Sequence[Input]) -> bytes:
@@ -55,7 +56,10 @@ class Dialect:
 
     def rows(self, cell: Cell, reply: bytes) -> Rows:
         """The vectors `[N, D]`, or scores `[N, 1]`, in the order of the inputs."""
-        items = sorted(json.loads(reply)["data"], key=lambda item: item["index"])
+        content = json.loads(reply)
+        if self.native:
+            return np.asarray(content, np.float32)
+        items = sorted(content["data"], key=lambda item: item["index"])
         return np.stack([_score(item) if cell.score else _vector(item["embedding"]) for item in items])
 
 
@@ -71,5 +75,8 @@ def _score(item: dict[str, Any]) -> Rows:
 
 OURS = Dialect(score_path="/score", raw_scores=True)
 VLLM = Dialect(score_path="/classify", score_field="input")
-TEXT_ONLY = Dialect(takes_ids=False)
-INFINITY = Dialect(embed_path="/embeddings", takes_ids=False)
+TEXT_ONLY = Dialect(no_ids="takes no token ids")
+INFINITY = Dialect(embed_path="/embeddings", no_ids="takes no token ids")
+_DECODES = "decodes token ids and encodes that text again: not the sequence that was sent"
+TEI = Dialect(no_ids=_DECODES)
+TEI_NATIVE = Dialect(embed_path="/embed", native=True, no_ids=_DECODES)

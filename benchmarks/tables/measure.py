@@ -12,11 +12,11 @@ from typing import Any
 
 from benchmarks.report import percentile
 from benchmarks.tables.checks import Checker, Diverged
-from benchmarks.tables.client import RequestFailed
+from benchmarks.tables.closed_loop import RequestFailed
 from benchmarks.tables.crew import Crew, Run, Target
 from benchmarks.tables.workloads import Cell
 
-_FAILURES = (RequestFailed, Diverged, OSError, ValueError, KeyError)
+_FAILURES = (Diverged, OSError, ValueError, KeyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,12 @@ class ServerResult:
     outcomes: list[Outcome] = field(default_factory=list)
     starts: list[dict[str, Any]] = field(default_factory=list)  # task, seconds to healthy, MiB held
     failure: str = ""  # why it was not measured at all
+    packages: str = ""  # and their versions
+
+    def cut(self, cells: Sequence[Cell]) -> None:
+        """The run ends here: those of `cells` that have no outcome yet get none."""
+        reached = {outcome.cell for outcome in self.outcomes}
+        self.outcomes.extend(Outcome(cell, reason="cut") for cell in cells if cell not in reached)
 
 
 def measure(
@@ -107,8 +113,10 @@ def _measure_cell(
         # A pilot is slower than what follows it, while graphs are captured: room for four times its rate.
         count = math.ceil(4 * pilot.requests_per_second * pace.seconds) + 2 * cell.concurrency
         run = crew.run(target, cell, min(count, _most_requests(cell, pace)), pace.seconds, 2 * seed + 1)
-        if checker is not None:
-            checker.check(target, cell)  # what was timed still answers rightly
+        if checker is not None and agreement is not None:  # what was timed still answers rightly
+            agreement = min(agreement, checker.check(target, cell))
+    except RequestFailed as error:
+        return Outcome(cell, reason=str(error)[:300])
     except _FAILURES as error:
         return Outcome(cell, reason=f"{type(error).__name__}: {str(error)[:300]}")
     return Outcome(cell, Figures.of(cell, run), agreement)

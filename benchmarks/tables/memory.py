@@ -7,26 +7,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-
-def process_tree(pid: int) -> list[int]:
-    """The process and all its descendants."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            # Behind the name, which may hold anything, come the state and the parent.
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            parents.setdefault(parent, []).append(int(stat.parent.name))
-    tree, i = [pid], 0
-    while i < len(tree):
-        tree += parents.get(tree[i], [])
-        i += 1
-    return tree
+from benchmarks.processes import descendants
 
 
 def host_mib(pid: int) -> int:
     """Resident memory of the tree, shared pages counted once where the kernel says how (PSS)."""
     total = 0
-    for member in process_tree(pid):
+    for member in descendants(pid):
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
             total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

@@ -56,15 +56,30 @@ def _compute(folder: Path, task: str, device: str, sequences: Sequence[Sequence[
 
 
 def _pooling(folder: Path) -> str:
-    mode: str = json.loads((folder / "1_Pooling" / "config.json").read_text())["pooling_mode"]
-    return mode
+    """As sentence-transformers writes it: one word today, a switch for each kind earlier."""
+    settings = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    kinds = {
+        "cls": "pooling_mode_cls_token",
+        "mean": "pooling_mode_mean_tokens",
+        "lasttoken": "pooling_mode_lasttoken",
+    }
+    mode = settings.get("pooling_mode") or next(
+        (kind for kind, switch in kinds.items() if settings.get(switch)), None
+    )
+    if mode not in kinds:
+        raise ValueError(f"{folder}: no pooling that is known here in {settings}")
+    return str(mode)
 
 
 def _pooled(hidden_TD: Tensor, pooling: str) -> Tensor:
     import torch
 
-    pooled_D = {"lasttoken": lambda: hidden_TD[-1], "mean": lambda: hidden_TD.mean(0)}[pooling]()
-    return torch.nn.functional.normalize(pooled_D, dim=-1)
+    rows = {
+        "cls": lambda: hidden_TD[0],
+        "mean": lambda: hidden_TD.mean(0),
+        "lasttoken": lambda: hidden_TD[-1],
+    }
+    return torch.nn.functional.normalize(rows[pooling](), dim=-1)
 
 
 def main() -> None:

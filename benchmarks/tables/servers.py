@@ -6,26 +6,26 @@ Knows command lines; nothing of what is asked of a server.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.child import Child, ended
 from benchmarks.tables import dialects, memory
 from benchmarks.tables.dialects import Dialect
 from ivy_gateway.local_stack import free_port
 
 START_SECONDS = 900.0  # vLLM takes up to 135 s, a server that compiles everything anew longer
-_STOP_SECONDS = 60.0
-_POLL_SECONDS = 0.02
+_ROOT = Path(__file__).resolve().parents[2]
+_HOST = "127.0.0.1"
 _MODEL_NAME = "m"
+_ALONE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}  # no server asks or tells anybody outside
 # Everything that the tables send is let in: T3 has four requests of 409,600 tokens under way.
 OPEN_DOOR = (
     "--max-waiting-tokens",
@@ -43,12 +43,19 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a server is started with."""
+    """What a server is started with: `python` is the interpreter that it is installed for."""
 
     folder: Path
-    port: int
+    longest: int  # tokens of an input
     device: str
-    extra: tuple[str, ...]
+    python: str = sys.executable
+    extra: Sequence[str] = ()
+    port: int = field(default_factory=free_port)
+
+    @property
+    def on_card(self) -> bool:
+        """Whether it runs in bfloat16; float32 otherwise."""
+        return self.device.startswith("cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class Adapter:
     name: str
     dialect: Dialect
     command: Callable[[Launch], list[str]] | None
-    health_path: str = "/health"
+    packages: tuple[str, ...] = ()  # whose versions are told beside the figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,48 +89,65 @@ class Running:
 
 
 def _ours(launch: Launch) -> list[str]:
-    stack = [sys.executable, "-m", "ivy_gateway.local", "up", str(launch.folder), "--device", launch.device]
+    stack = ["-m", "ivy_gateway.local", "up", str(launch.folder), "--device", launch.device]
     gateway = ["--port", str(launch.port), "--alias", _MODEL_NAME, "--token-ids", "model"]
-    return [*stack, *gateway, *OPEN_DOOR, *launch.extra]
+    return [launch.python, *stack, *gateway, *OPEN_DOOR, *launch.extra]
 
 
 def _fake(launch: Launch) -> list[str]:
-    fake = [sys.executable, "-m", "benchmarks.tables.fake", str(launch.folder), "--port", str(launch.port)]
-    return [*fake, *launch.extra]
+    fake = ["-m", "benchmarks.tables.fake", str(launch.folder), "--port", str(launch.port)]
+    return [launch.python, *fake, *launch.extra]
 
 
 def _echo(launch: Launch) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.tables.echo", "--port", str(launch.port)]
+    return [launch.python, "-m", "benchmarks.tables.echo", "--port", str(launch.port)]
 
 
 def _vllm(launch: Launch) -> list[str]:
-    serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(launch.folder)]
-    model = ["--served-model-name", _MODEL_NAME, "--dtype", "bfloat16", "--runner", "pooling"]
-    limits = ["--max-model-len", "8192", "--port", str(launch.port), "--disable-uvicorn-access-log"]
-    return [*serve, *model, *limits, *launch.extra]
+    serve = ["-m", "vllm.entrypoints.cli.main", "serve", str(launch.folder)]
+    dtype = "bfloat16" if launch.on_card else "float32"
+    model = ["--served-model-name", _MODEL_NAME, "--dtype", dtype, "--runner", "pooling"]
+    limits = ["--max-model-len", str(min(8192, launch.longest)), "--disable-uvicorn-access-log"]
+    return [launch.python, *serve, *model, *limits, *_place(launch), *launch.extra]
 
 
 def _sentence_transformers(launch: Launch) -> list[str]:
-    module = "benchmarks.tables.sentence_server"
+    serve = ["-m", "benchmarks.tables.sentence_server", str(launch.folder)]
     flags = ["--port", str(launch.port), "--device", launch.device]
-    return [sys.executable, "-m", module, str(launch.folder), *flags, *launch.extra]
+    return [launch.python, *serve, *flags, *launch.extra]
 
 
 def _infinity(launch: Launch) -> list[str]:
-    model = ["--model-id", str(launch.folder), "--served-model-name", _MODEL_NAME, "--no-bettertransformer"]
-    device = "cuda" if launch.device.startswith("cuda") else launch.device
-    place = ["--port", str(launch.port), "--device", device, "--dtype", "bfloat16"]
-    return ["infinity_emb", "v2", *model, *place, *launch.extra]
+    serve = ["-m", "infinity_emb.cli", "v2", "--model-id", str(launch.folder)]
+    model = ["--served-model-name", _MODEL_NAME, "--no-bettertransformer"]
+    dtype = "bfloat16" if launch.on_card else "float32"
+    device = ["--device", "cuda" if launch.on_card else launch.device, "--dtype", dtype]
+    return [launch.python, *serve, *model, *device, *_place(launch), *launch.extra]
+
+
+def _place(launch: Launch) -> list[str]:
+    return ["--host", _HOST, "--port", str(launch.port)]
 
 
 ADAPTERS = {
     adapter.name: adapter
     for adapter in (
-        Adapter("ours", dialects.OURS, _ours),
-        Adapter("vllm", dialects.VLLM, _vllm),
-        Adapter("sentence-transformers", dialects.TEXT_ONLY, _sentence_transformers),
-        Adapter("infinity", dialects.INFINITY, _infinity),
-        Adapter("tei", Dialect(), None),
+        Adapter("ours", dialects.OURS, _ours, ("torch",)),
+        Adapter("vllm", dialects.VLLM, _vllm, ("vllm", "torch")),
+        Adapter(
+            "sentence-transformers",
+            dialects.TEXT_ONLY,
+            _sentence_transformers,
+            ("sentence-transformers", "transformers", "torch"),
+        ),
+        Adapter(
+            "infinity",
+            dialects.INFINITY,
+            _infinity,
+            ("infinity-emb", "sentence-transformers", "transformers", "torch"),
+        ),
+        Adapter("tei", dialects.TEI, None),
+        Adapter("tei-native", dialects.TEI_NATIVE, None),
         Adapter("ours-by-url", dialects.OURS, None),
         Adapter("vllm-by-url", dialects.VLLM, None),
         Adapter("fake", dialects.OURS, _fake),
@@ -134,35 +158,53 @@ ADAPTERS = {
 
 @contextlib.contextmanager
 def running(
-    adapter: Adapter,
-    folder: Path,
-    device: str,
-    extra: Sequence[str],
-    log: Path,
-    environment: Mapping[str, str] | None = None,
+    adapter: Adapter, launch: Launch, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Running]:
-    """Start the server on a free port and stop it when the block ends; its output goes to `log`.
+    """Start the server and interrupt it, as Ctrl-C would, when the block ends; its output goes to `log`.
 
-    Raises `ServerFailed` when it ends early or is not healthy within `START_SECONDS`.
+    Raises `ServerFailed` when it cannot be started, ends early or is not healthy within `START_SECONDS`.
     """
     assert adapter.command is not None, "by URL only: this is a bug of the caller"
-    before, port = memory.card_mib(), free_port()
-    command = adapter.command(Launch(folder, port, device, tuple(extra)))
-    with log.open("wb") as output:
-        began = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, **(environment or {})},
-        )
-        try:
-            _wait_until_healthy(f"http://127.0.0.1:{port}{adapter.health_path}", process, log)
-            seconds = time.monotonic() - began
-            yield Running(("127.0.0.1", port), _MODEL_NAME, seconds, process.pid, before)
-        finally:
-            _stop(process)
+    log.unlink(missing_ok=True)
+    server = Child(
+        adapter.name,
+        adapter.command(launch),
+        log=log,
+        environment={**_ALONE, **(environment or {})},
+        folder=_ROOT,
+        end_with=signal.SIGINT,
+        own_group=True,
+    )
+    address, before = (_HOST, launch.port), memory.card_mib()
+    with ended(server):
+        seconds = _start(server, f"http://{_HOST}:{launch.port}/health")
+        yield Running(address, _MODEL_NAME, seconds, server.pid, before)
+
+
+def _start(server: Child, url: str) -> float:
+    """Seconds until it was healthy."""
+    try:
+        server.start()
+        return server.wait_until(lambda: _is_healthy(url), START_SECONDS)
+    except (OSError, RuntimeError) as error:  # a `TimeoutError` is an `OSError`
+        raise ServerFailed(str(error)) from error
+
+
+def _is_healthy(url: str) -> bool:
+    with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=2):
+        return True
+    return False
+
+
+def versions(adapter: Adapter, python: str) -> str:
+    """Of the adapter's packages, as `python` has them: `infinity-emb 0.0.78, torch 2.13.0`."""
+    asking = (
+        "import importlib.metadata as m, sys;"
+        "have = {d.name.lower().replace('_', '-'): d.version for d in m.distributions()};"
+        "print(', '.join(f'{name} {have[name]}' for name in sys.argv[1:] if name in have))"
+    )
+    command = [python, "-c", asking, *adapter.packages]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def by_url(url: str, model: str) -> Running:
@@ -171,26 +213,3 @@ def by_url(url: str, model: str) -> Running:
     if parts.hostname is None or parts.port is None:
         raise ServerFailed(f"{url}: a URL with a host and a port was expected")
     return Running((parts.hostname, parts.port), model, None, None, None)
-
-
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            tail = log.read_text(errors="replace")[-2000:]
-            raise ServerFailed(f"it ended with exit code {process.returncode}:\n{tail}")
-        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=2):
-            return
-        time.sleep(_POLL_SECONDS)
-    raise ServerFailed(f"it was not healthy after {START_SECONDS:.0f} s")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt as Ctrl-C would; whoever does not end in time is killed with all its children."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

@@ -19,13 +19,16 @@ _ECHO = "echo"
 _WIDTH, _HEIGHT = 7, 4.5  # inches of one plot
 
 
-def write(results: Sequence[ServerResult], details: Details, folder: Path, *, peers: bool) -> list[Path]:
-    """`tables.json`, `tables.md` and `tables.png` in `folder`; `peers`: with the rows that were stated."""
+def write(
+    results: Sequence[ServerResult], details: Details, folder: Path, name: str, *, peers: bool
+) -> list[Path]:
+    """`name` as .json, .md and .png in `folder`; `peers`: with the rows that were stated."""
     content = {
         **details,
         "servers": [
             {
                 "name": result.name,
+                "packages": result.packages,
                 "starts": result.starts,
                 "failure": result.failure,
                 "cells": [outcome.as_json() for outcome in result.outcomes],
@@ -34,11 +37,11 @@ def write(results: Sequence[ServerResult], details: Details, folder: Path, *, pe
         ],
     }
     written = [
-        report.write_json("tables", content, folder),
-        report.write_markdown("tables", markdown(results, details, peers=peers), folder),
+        report.write_json(name, content, folder),
+        report.write_markdown(name, markdown(results, details, peers=peers), folder),
     ]
     if any(outcome.figures for result in results for outcome in result.outcomes):
-        written.append(_plot(results, folder / "tables.png", peers=peers))
+        written.append(_plot(results, folder / f"{name}.png", peers=peers))
     return written
 
 
@@ -52,7 +55,7 @@ def markdown(results: Sequence[ServerResult], details: Details, *, peers: bool) 
         parts += [f"## {table}: {TITLES[table]}", _table(results, mine, peers=peers)]
     parts += _overheads(results)
     if rows := [row for result in results for row in _starts(result)]:
-        header = ("server", "folder", "seconds to healthy", "host MiB", "card MiB")
+        header = ("server", "folder", "seconds to healthy", "host MiB", "card MiB", "packages")
         parts += ["## Starts and memory", report.table(header, rows)]
     parts += [f"Stated rows: {stated.SOURCE}."] * peers
     return "\n\n".join([*parts, *_missing(results)]) + "\n"
@@ -120,6 +123,7 @@ def _starts(result: ServerResult) -> list[tuple[str, ...]]:
             result.name,
             start["task"],
             *("" if start[key] is None else f"{start[key]:.{digits}f}" for key, digits in _START_COLUMNS),
+            result.packages,
         )
         for start in result.starts
     ]

@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import report
+from benchmarks.http_client import encode_request
 from benchmarks.report import percentile
-from benchmarks.tables.client import Timings, drive, request_bytes
+from benchmarks.tables.closed_loop import Timings, drive
 from benchmarks.tables.crew import Target
 from benchmarks.tables.workloads import Cell, InputMaker
 
@@ -63,9 +64,10 @@ class Sent:
 
 def send(target: Target, cell: Cell, count: int, seconds: float) -> Sent:
     """Send up to `count` requests after a warm-up."""
-    maker = InputMaker(target.tokenizer_file, target.vocabulary_size, 2**30)
-    bodies = (target.dialect.body(cell, target.model, maker.of(cell)) for _ in range(count + _WARM_UP))
-    requests = [request_bytes(target.address, target.dialect.path(cell), body) for body in bodies]
+    maker = InputMaker(target.tokenizer_file, target.vocabulary_size, cell.seed)
+    given = maker.requests(cell, count + _WARM_UP)
+    bodies = [target.dialect.body(cell, target.model, inputs) for inputs in given]
+    requests = [encode_request("POST", target.dialect.path(cell), body) for body in bodies]
     drive(target.address, requests[:_WARM_UP], 1)
     return Sent(cell, drive(target.address, requests[_WARM_UP:], 1, seconds))
 

@@ -6,7 +6,8 @@ Knows token ids and texts; nothing of servers' dialects or of clocks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data import topics
@@ -18,8 +19,10 @@ Ids = list[int]
 Input = Ids | str
 
 FIRST_ID = 100  # below are the special tokens of BERT's vocabulary
-_MOST_SLICES, _MOST_TRIES = 24, 4  # for a text of exactly so many tokens: places in the prose, lengths there
 _NUMBERS = 10**6
+_PLACES = 24  # in the prose that are tried for a text, of which about two thirds end with a word
+_MOST_ROUNDS = 8  # of drafts, until all texts have exactly the wanted tokens
+_BATCH = 512  # texts that are tokenized at once, by as many threads as there are processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ class Cell:
         """As rows are called: `T1 1 x 128`, with the concurrency where there is any."""
         at_once = f", {self.concurrency} at once" if self.concurrency > 1 else ""
         return f"{self.table} {self.num_inputs} x {self.num_tokens}{at_once}"
+
+    @property
+    def seed(self) -> int:
+        """Of its inputs: those of one cell, or their beginnings, are met in no other."""
+        return zlib.crc32(self.name.encode())
 
     @property
     def task(self) -> str:
@@ -78,7 +86,7 @@ class InputMaker:
     `tokenizer_file` is the folder's: texts have exactly the wanted tokens, special ones included, under it.
     """
 
-    def __init__(self, tokenizer_file: Path, vocabulary_size: int, seed: int) -> None:
+    def __init__(self, tokenizer_file: Path, vocabulary_size: int, *seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._vocabulary_size = vocabulary_size
         self._tokenizer_file = tokenizer_file
@@ -88,37 +96,74 @@ class InputMaker:
         drawn: Ids = self._random.integers(FIRST_ID, self._vocabulary_size, num_tokens).tolist()
         return drawn
 
-    def text(self, num_tokens: int) -> str:
-        """One text of exactly `num_tokens` tokens."""
-        return _prose(self._tokenizer_file).text(num_tokens, lambda bound: int(self._random.integers(bound)))
+    def texts(self, num_tokens: int, count: int) -> list[str]:
+        """Texts of exactly `num_tokens` tokens each."""
+        prose = _prose(self._tokenizer_file)
+        batches = range(0, count, _BATCH)
+        return [
+            text
+            for start in batches
+            for text in prose.texts(num_tokens, min(_BATCH, count - start), self._random)
+        ]
 
     def of(self, cell: Cell) -> list[Input]:
         """The inputs of one request."""
-        make: Callable[[int], Input] = self.text if cell.text else self.ids
-        return [make(cell.num_tokens) for _ in range(cell.num_inputs)]
+        return self.requests(cell, 1)[0]
+
+    def requests(self, cell: Cell, count: int) -> list[list[Input]]:
+        """The inputs of `count` requests."""
+        num_inputs = cell.num_inputs * count
+        inputs: Sequence[Input] = (
+            self.texts(cell.num_tokens, num_inputs)
+            if cell.text
+            else [self.ids(cell.num_tokens) for _ in range(num_inputs)]
+        )
+        return [list(inputs[i : i + cell.num_inputs]) for i in range(0, num_inputs, cell.num_inputs)]
 
 
 class _Prose:
-    """English prose of the standard library's own documentation, as token ids to cut slices from."""
+    """English prose of the standard library's own documentation, with the tokens before each of its spaces.
+
+    Tokenizers split at spaces, so that the tokens of a slice are known before it is cut.
+    """
 
     def __init__(self, tokenizer_file: Path) -> None:
         self._tokenizer = load_tokenizer(tokenizer_file)
-        prose = " ".join(" ".join(topics.topics.values()).split())
-        self._ids: Ids = self._tokenizer.encode(prose, add_special_tokens=False).ids
+        self._text = " ".join(" ".join(topics.topics.values()).split())
+        encoding = self._tokenizer.encode(self._text, add_special_tokens=False)
+        self._spaces = np.array([at for at, character in enumerate(self._text) if character == " "])
+        self._tokens_before = np.searchsorted([start for start, _ in encoding.offsets], self._spaces)
+        self._num_special = self._tokenizer.num_special_tokens_to_add(False)
 
-    def text(self, num_tokens: int, draw: Callable[[int], int]) -> str:
-        """A slice behind a number, made longer or shorter until it counts `num_tokens`."""
-        for _ in range(_MOST_SLICES):
-            start, number = draw(len(self._ids) - 2 * num_tokens), draw(_NUMBERS)
-            length = num_tokens
-            for _ in range(_MOST_TRIES):
-                slice_ids = self._ids[start : start + max(1, length)]
-                text = f"{number} {self._tokenizer.decode(slice_ids).strip()}"
-                counted = len(self._tokenizer.encode(text).ids)
-                if counted == num_tokens:
-                    return text
-                length += num_tokens - counted
+    def texts(self, num_tokens: int, count: int, random: np.random.Generator) -> list[str]:
+        """Drafts are counted as servers count them, and dropped where a split elsewhere made them longer."""
+        texts: list[str] = []
+        for _ in range(_MOST_ROUNDS):
+            drafts = self._drafts(num_tokens, count - len(texts), random)
+            counted = self._tokenizer.encode_batch_fast(drafts)
+            texts += [
+                text for text, encoding in zip(drafts, counted, strict=True) if len(encoding) == num_tokens
+            ]
+            if len(texts) == count:
+                return texts
         raise RuntimeError(f"no slice of the prose gives a text of {num_tokens} tokens")
+
+    def _drafts(self, num_tokens: int, count: int, random: np.random.Generator) -> list[str]:
+        """Numbers, each before a slice between two spaces; fewer where no end of a word is far enough."""
+        numbers = [str(number) for number in random.integers(_NUMBERS, size=count)]
+        encodings = self._tokenizer.encode_batch_fast(numbers, add_special_tokens=False)
+        slice_tokens = num_tokens - self._num_special - np.array([len(encoding) for encoding in encodings])
+        num_starts = np.searchsorted(self._tokens_before, self._tokens_before[-1] - num_tokens)
+        starts = random.integers(num_starts, size=(count, _PLACES))
+        ends_at = self._tokens_before[starts] + slice_tokens[:, None]
+        ends = np.searchsorted(self._tokens_before, ends_at)
+        fits = self._tokens_before[ends] == ends_at
+        place = fits.argmax(axis=1)
+        return [
+            f"{number} {self._text[self._spaces[starts[i, at]] + 1 : self._spaces[ends[i, at]]]}"
+            for i, (number, at) in enumerate(zip(numbers, place, strict=True))
+            if fits[i, at]
+        ]
 
 
 @functools.cache

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 
+from benchmarks.http_client import encode_request
+from benchmarks.processes import command_line, descendants
 from benchmarks.tables import __main__ as tables
-from benchmarks.tables import checks, client, fake, tracing
+from benchmarks.tables import checks, closed_loop, crew, fake, reference, tracing
 from benchmarks.tables.crew import Target
-from benchmarks.tables.dialects import OURS, TEXT_ONLY, VLLM
+from benchmarks.tables.dialects import OURS, TEI, TEI_NATIVE, TEXT_ONLY, VLLM
 from benchmarks.tables.measure import Figures, Outcome, Run, ServerResult
+from benchmarks.tables.servers import ADAPTERS, Adapter, Launch, ServerFailed, running
 from benchmarks.tables.summary import markdown
 from benchmarks.tables.workloads import CELLS, Cell, InputMaker, load_tokenizer, shortened
 
@@ -61,33 +68,22 @@ def reply_of(body: bytes) -> bytes:
 def test_the_client_waits_for_the_whole_of_each_reply(server):
     whole = reply_of(b"0123456789")
     address = server([whole], [whole[:10], whole[10:30], whole[30:]], [whole])
-    timings = client.drive(address, [client.request_bytes(address, "/", b"{}")] * 3, 1)
+    timings = closed_loop.drive(address, [encode_request("POST", "/", b"{}")] * 3, 1)
     assert len(timings.milliseconds) == 3
     assert timings.sent == sorted(timings.sent)
     assert all(sent < received for sent, received in zip(timings.sent, timings.received, strict=True))
 
 
-def test_the_client_puts_chunks_together(server):
-    address = server(
-        [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n"]
-    )
-    connection = client.Connection(address)
-    assert connection.ask(client.request_bytes(address, "/", b"")) == b"abcde"
-    connection.close()
-
-
 def test_a_refusal_ends_the_measurement(server):
     address = server([b"HTTP/1.1 429 Too Many\r\ncontent-length: 2\r\n\r\nno"])
-    connection = client.Connection(address)
-    with pytest.raises(client.RequestFailed, match="429"):
-        connection.ask(client.request_bytes(address, "/", b"{}"))
-    connection.close()
+    with pytest.raises(closed_loop.RequestFailed, match="429 no"):
+        closed_loop.drive(address, [encode_request("POST", "/", b"{}")], 1)
 
 
 @pytest.mark.parametrize("num_tokens", [24, 100])
 def test_texts_have_exactly_the_wanted_tokens_and_never_repeat(tokenizer_file, num_tokens):
-    maker = InputMaker(tokenizer_file, 30_000, seed=1)
-    texts = [maker.text(num_tokens) for _ in range(20)]
+    maker = InputMaker(tokenizer_file, 30_000, 1)
+    texts = maker.texts(num_tokens, 600)
     tokenizer = load_tokenizer(tokenizer_file)
     assert {len(tokenizer.encode(text).ids) for text in texts} == {num_tokens}
     assert len(set(texts)) == len(texts)
@@ -98,6 +94,26 @@ def test_ids_differ_from_request_to_request_and_from_seed_to_seed(tokenizer_file
     drawn = [first.ids(32), first.ids(32), second.ids(32)]
     assert len({tuple(ids) for ids in drawn}) == 3
     assert all(100 <= token < 30_000 for ids in drawn for token in ids)
+
+
+def test_no_run_of_any_cell_repeats_the_inputs_of_another_or_their_beginnings(tokenizer_file):
+    """Caches of prefixes would meet them again."""
+    target = Target(("127.0.0.1", 1), "m", OURS, tokenizer_file, 30_000)
+    texts, ids = (
+        [
+            json.loads(request.partition(b"\r\n\r\n")[2])["input"]
+            for cell in cells
+            for seed in ((2, 0), (2, 1), (3, 0))
+            for request in crew._prepare(crew.Task(target, cell, 5, 1, seed))
+        ]
+        for cells in (
+            [Cell("T4", 1, 24, concurrency=many, text=True) for many in (1, 2, 4)],
+            [Cell("T1", 1, length) for length in (16, 24, 32)],
+        )
+    )
+    assert len(texts) == len(ids) == 45
+    assert len(set(texts)) == 45
+    assert len({tuple(one[:8]) for one in ids}) == 45
 
 
 def test_cells_are_those_of_the_published_tables():
@@ -171,7 +187,7 @@ def test_a_trace_splits_each_request_among_the_places_it_passed(tmp_path):
     (tmp_path / "1.json").write_text(json.dumps([s for s in stamps if s[0] in places[:half]]))
     (tmp_path / "2.json").write_text(json.dumps([s for s in stamps if s[0] in places[half:]]))
     ends = [start + 1000 * (len(places) + 1) for start in starts]
-    shown = tracing.table([tracing.Sent(EMBED, client.Timings(starts, ends))], tmp_path)
+    shown = tracing.table([tracing.Sent(EMBED, closed_loop.Timings(starts, ends))], tmp_path)
     values = [line.split("|")[2].strip() for line in shown.splitlines()[2:]]
     assert values == [*["1"] * (len(places) + 1), *[str(len(places) + 1)] * 2]
 
@@ -198,3 +214,106 @@ def test_the_whole_harness_around_a_fake_engine(tmp_path, capsys):
     assert all(c["agreement"] > 0.999 for (name, _), c in cells.items() if name == "fake")
     assert (tmp_path / "tables.png").stat().st_size > 0
     assert "Times the echo server's median" in (tmp_path / "tables.md").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_cut_keeps_what_it_has_and_leaves_nothing_behind(tmp_path, number):
+    """As `timeout` and Ctrl-C do it: the signal goes to the whole group, SIGTERM twice."""
+    arguments = ["--fake", "--quick", "--seconds", "0.2", "--tables", "T1,T3", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.tables", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    with process:
+        output = []
+        for line in process.stdout:
+            output.append(line)
+            if "p50" in line:
+                break
+        family = descendants(process.pid)
+        os.killpg(process.pid, number)
+        if number == signal.SIGTERM:
+            os.killpg(process.pid, number)
+        output.append(process.communicate(timeout=60)[0])
+    assert process.returncode == 128 + number
+    assert len(family) > 5  # four clients and a server
+    assert not any(command_line(pid) for pid in family)
+    said = "".join(output)
+    assert f"cut by {number.name}" in said
+    assert "Traceback" not in said
+    written = (tmp_path / "tables.md").read_text()
+    assert f"cut: by {number.name}" in written
+    assert "T1 1 x 128, echo |" in written
+    assert "* fake, T1 1 x 128: cut" in written
+
+
+def test_a_peer_is_started_by_its_own_interpreter(tmp_path):
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    args = tables._parse(["--folder", str(tmp_path), "--python", f"infinity={python}"])
+    assert args.python == {"infinity": str(python)}
+    launch = Launch(tmp_path, 256, "cpu", args.python["infinity"])
+    assert ADAPTERS["infinity"].command(launch)[:2] == [str(python), "-m"]
+
+
+@pytest.mark.parametrize("given", ["tei={python}", "nobody={python}", "infinity=/nowhere/python", "infinity"])
+def test_an_interpreter_for_nobody_is_refused(tmp_path, given, capsys):
+    with pytest.raises(SystemExit):
+        tables._parse(["--folder", str(tmp_path), "--python", given.format(python=sys.executable)])
+    assert "--python" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("name", [name for name, adapter in ADAPTERS.items() if adapter.command])
+def test_servers_listen_on_loopback_and_take_flags(tmp_path, name, device):
+    command = ADAPTERS[name].command(Launch(tmp_path, 256, device, extra=["--more"], port=1234))
+    assert command[0] == sys.executable
+    assert "1234" in command
+    if name in ("vllm", "infinity"):  # whose default are all interfaces
+        assert command[command.index("--host") + 1] == "127.0.0.1"
+        assert command[command.index("--dtype") + 1] == ("float32" if device == "cpu" else "bfloat16")
+    assert name == "echo" or command[-1] == "--more"
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    broken = Adapter("broken", OURS, lambda launch: [launch.python, "-c", "raise SystemExit('no luck')"])
+    with (
+        pytest.raises(ServerFailed, match="no luck"),
+        running(broken, Launch(tmp_path, 8, "cpu"), tmp_path / "log"),
+    ):
+        pass
+    nowhere = Launch(tmp_path, 8, "cpu", python=str(tmp_path / "python"))
+    with pytest.raises(ServerFailed, match="No such file"), running(broken, nowhere, tmp_path / "log"):
+        pass
+
+
+def test_tei_is_asked_in_its_own_words():
+    text = Cell("T4", 1, 8, text=True)
+    assert json.loads(TEI_NATIVE.body(text, "m", ["a cat"])) == {"inputs": "a cat"}
+    np.testing.assert_array_equal(TEI_NATIVE.rows(text, b"[[1, 2]]"), [[1, 2]])
+    assert json.loads(TEI.body(text, "m", ["a cat"])) == {
+        "model": "m", "input": "a cat", "encoding_format": "base64",
+    }  # fmt: skip
+    assert "decodes" in TEI.refusal(EMBED)
+    assert "no route" in TEI.refusal(SCORE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "pooling"),
+    [
+        ({"pooling_mode": "lasttoken"}, "lasttoken"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_cls_token": True}, "cls"),
+    ],
+)
+def test_the_reference_pools_as_the_folder_says(tmp_path, settings, pooling):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    assert reference._pooling(tmp_path) == pooling
+
+
+def test_a_pooling_that_the_reference_lacks_is_named(tmp_path):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(ValueError, match="pooling_mode_max_tokens"):
+        reference._pooling(tmp_path)
