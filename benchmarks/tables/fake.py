@@ -26,6 +26,7 @@ from benchmarks.tables.dialects import Rows
 from benchmarks.tables.servers import OPEN_DOOR
 from ivy_gateway.local import find_model
 from ivy_gateway.local_stack import free_port
+from protos.frames import ADDRESS_PREFIX
 from rose_engine.batch import Batch
 from rose_engine.batch import Sequence as EngineSequence
 from rose_engine.fake import FakeEngine, fake_rows
@@ -80,9 +81,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--task", choices=sorted(DIMENSIONS), default="embed")
     args, gateway_flags = parser.parse_known_args(arguments)
-    server = ServerConfig(model=args.folder, port=free_port())
+    socket = args.folder / "frames.sock"
+    server = ServerConfig(model=args.folder, port=free_port(), frames_socket=socket)
     gateway = [sys.executable, "-m", "ivy_gateway", "--model", str(args.folder), "--port", str(args.port)]
-    known = ["--alias", "m", "--token-ids", "model", "--replica", f"127.0.0.1:{server.port}"]
+    known = ["--alias", "m", "--token-ids", "model", "--replica", f"{ADDRESS_PREFIX}{socket.absolute()}"]
     if args.task == "score":  # the bundled tokenizer has none of the words of a language model's template
         gateway_flags += ["--reranker-template", "none"]
     process = subprocess.Popen([*gateway, *known, *OPEN_DOOR, *gateway_flags])

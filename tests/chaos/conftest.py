@@ -1,5 +1,7 @@
 """Two servers with engines that sleep and a gateway, all processes, shared by the scenarios that can.
 
+The gateway reaches the first over gRPC and the second over a frame socket.
+
 `BOUQUET_CHAOS=whole` runs the scenarios at full length; without it they are shortened.
 """
 
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.known_answers import KnownAnswers, Question, random_ids
-from benchmarks.processes import DIMENSIONS, Cluster, cluster
+from benchmarks.processes import DIMENSIONS, Cluster, cluster, mixed_addresses
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +51,8 @@ def questions(mixed) -> Iterator[Question]:
 @pytest.fixture(scope="package")
 def shared_pair(minilm, tmp_path_factory) -> Iterator[Cluster]:
     steps = ("--max-batch-tokens", "1000")  # of at most 50 ms
-    with cluster(minilm, tmp_path_factory.mktemp("pair"), server_flags=steps) as stack:
+    folder = tmp_path_factory.mktemp("pair")
+    with cluster(minilm, folder, server_flags=steps, addresses=mixed_addresses) as stack:
         yield stack
 
 
