@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "byte_merges.hpp"
 #include "memory.hpp"
 #include "text.hpp"
 #include "viterbi.hpp"
@@ -19,6 +20,8 @@ struct Scratch {
     Vector<Code> word = Vector<Code>(ShortWord::kMaxWord + kSlack);
     ShortWord short_word;
     LongWord long_word;
+    Vector<std::uint8_t> bytes;  // of one word
+    ByteMerges::LongWord long_bytes;
     WordCache cache;
 };
 

@@ -13,17 +13,19 @@ namespace ivy {
 class WordCache {
 public:
     static constexpr std::size_t kMaxCodes = 15, kMaxTokens = 8;
+    static constexpr std::size_t kMaxBytes = kMaxCodes * sizeof(Code);
     static constexpr std::size_t kNumEntries = 8192;  // half a mebibyte
 
-    // One word: its codes, padded with zeros, and one more than their number.
+    // One word: its codes or bytes, padded with zeros, and one more than their number.
     struct Key {
         std::uint64_t words[4];
     };
 
-    // `codes` can be read up to `kMaxCodes`; `size` is at most that.
-    static Key key(const Code* codes, std::size_t size) {
+    // At most `kMaxCodes` codes or `kMaxBytes` bytes; in one cache either all words are codes or all are bytes.
+    template <class Unit>
+    static Key key(const Unit* word, std::size_t size) {
         Key key{};
-        std::memcpy(&key, codes, size * sizeof(Code));
+        std::memcpy(&key, word, size * sizeof(Unit));
         key.words[3] |= std::uint64_t{size + 1} << 48;
         return key;
     }

@@ -1,0 +1,95 @@
+"""What the library's regular expressions and its normalization make of each code point: asked of the library.
+
+Both go by their own versions of Unicode, which are not Python's. Some tenths of a second, once a process.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+from tokenizers import Regex
+from tokenizers.normalizers import NFC, NFD, Replace
+
+Range = tuple[int, int]  # first and last
+Composition = tuple[list[Range], list[Range], list[Range], list[Range]]
+
+_BETWEEN = "|"  # neither composes nor comes apart
+_BASE = "x"  # composes with none of the two marks below
+_FIRST_MARK, _LAST_MARK = "\u0334", "\u0345"  # of the lowest class in canonical order, and of the highest
+_BLOCK = 1 << 12  # code points asked about at once
+_HANGUL = range(0xAC00, 0xD7A4)  # composed by arithmetic, not by a table
+
+
+@functools.lru_cache(maxsize=8)
+def matching(pattern: str) -> list[Range]:
+    """The code points that a class such as `\\p{L}` matches."""
+    others = Replace(Regex(f"[^{pattern}]+"), "")
+    return ranges([ord(c) for c in others.normalize_str(_all_characters())])
+
+
+@functools.lru_cache(maxsize=1)
+def composition() -> Composition:
+    """What decides whether a text is in form C, as `CompositionOptions` of the extension has it.
+
+    Characters that form C changes, or that it may join in a way no table says (parts of Hangul syllables);
+    those that form D takes apart; combining marks, each with the place of its class in canonical order, from
+    1; pairs of characters that become one.
+    """
+    apart = _taken_apart()
+    changing = {c for c in apart if NFC().normalize_str(c) != c}
+    syllables = [parts for c, parts in apart.items() if ord(c) in _HANGUL]
+    pairs = [parts for c, parts in apart.items() if c not in changing and ord(c) not in _HANGUL]
+    return (
+        ranges(sorted(map(ord, changing.union(*(parts[1:] for parts in syllables))))),
+        ranges(sorted(ord(c) for c in apart if c not in changing)),
+        [(ord(mark), rank) for mark, rank in _ranks(apart).items()],
+        [(ord(parts[0]), ord(parts[1])) for parts in pairs if len(parts) == 2],
+    )
+
+
+def ranges(numbers: list[int]) -> list[Range]:
+    """First and last of each run in ascending `numbers`."""
+    runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    return [((part := [n for _, n in run])[0], part[-1]) for _, run in runs]
+
+
+def _all_characters() -> str:
+    numbers = np.arange(0x110000, dtype="<u4")
+    return numbers[(numbers < 0xD800) | (numbers >= 0xE000)].tobytes().decode("utf-32-le")
+
+
+def _taken_apart() -> dict[str, str]:
+    """The characters that form D takes apart, and into what."""
+    form_d, found = NFD(), {}
+    characters = _all_characters().replace(_BETWEEN, "")
+    for start in range(0, len(characters), _BLOCK):
+        block = characters[start : start + _BLOCK]
+        if form_d.normalize_str(block) != block:
+            parts = form_d.normalize_str(_BETWEEN.join(block)).split(_BETWEEN)
+            found |= {c: some for c, some in zip(block, parts, strict=True) if some != c}
+    return found
+
+
+def _ranks(apart: dict[str, str]) -> dict[str, int]:
+    """Each combining mark of a class other than 0, with the place of the class among all, from 1.
+
+    Form D sorts marks by their classes and leaves those of one class in their order: marks that are sorted
+    both ways are of different classes.
+    """
+    candidates = [chr(n) for a, b in matching(r"\p{M}") for n in range(a, b + 1) if chr(n) not in apart]
+    marks = [c for c in candidates if _moves(c)]
+    ascending, descending = (NFD().normalize_str("".join(some)) for some in (marks, marks[::-1]))
+    place = {mark: i for i, mark in enumerate(descending)}
+    ranks, rank = {}, 0
+    for before, mark in itertools.pairwise(_BASE + ascending):
+        rank += before == _BASE or place[before] < place[mark]
+        ranks[mark] = rank
+    return ranks
+
+
+def _moves(mark: str) -> bool:
+    """Whether canonical order moves it among other marks: its class is not 0."""
+    texts = (_BASE + _LAST_MARK + mark, _BASE + mark + _FIRST_MARK)
+    return mark in (_FIRST_MARK, _LAST_MARK) or any(NFD().normalize_str(text) != text for text in texts)
