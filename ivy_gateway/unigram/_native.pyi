@@ -69,14 +69,14 @@ def byte_bpe(
     letters: list[tuple[int, int]],
     numbers: list[tuple[int, int]],
     white_space: list[tuple[int, int]],
-    composition: tuple[list[tuple[int, int]], ...] | None,
+    form_c: tuple[list[tuple[int, str]], list[tuple[int, int]], list[tuple[int, int, int]]] | None,
     added_tokens: list[tuple[str, int, bool, bool]],
     normalized_tokens: list[tuple[str, int, bool, bool]],
     num_threads: int,
 ) -> Encoder:
     """An encoder for a byte-level BPE model, `num_threads` besides the caller's.
 
-    `merges`: left, right and merged token of each, `[M, 3]`. `composition`: the lists of `code_points`.
+    `merges`: left, right and merged token of each, `[M, 3]`. `form_c`: the tables of `code_points.form_c`.
     """
 
 def grapheme_ranges() -> list[tuple[int, int, str, str]]:

@@ -16,7 +16,9 @@ ALPHABET = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for 
 
 def pieces(vocabulary: Mapping[str, int]) -> list[tuple[bytes, int]]:
     """The bytes of every piece that is written in these letters, and its id."""
-    return [(bytes(map(ALPHABET.__getitem__, p)), i) for p, i in vocabulary.items() if ALPHABET.keys() >= set(p)]
+    return [
+        (bytes(map(ALPHABET.__getitem__, p)), i) for p, i in vocabulary.items() if ALPHABET.keys() >= set(p)
+    ]
 
 
 def texts_of(vocabulary: Iterable[str]) -> list[str]:

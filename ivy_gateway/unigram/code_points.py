@@ -13,13 +13,13 @@ from tokenizers import Regex
 from tokenizers.normalizers import NFC, NFD, Replace
 
 Range = tuple[int, int]  # first and last
-Composition = tuple[list[Range], list[Range], list[Range], list[Range]]
+FormC = tuple[list[tuple[int, str]], list[tuple[int, int]], list[tuple[int, int, int]]]
 
 _BETWEEN = "|"  # neither composes nor comes apart
 _BASE = "x"  # composes with none of the two marks below
 _FIRST_MARK, _LAST_MARK = "\u0334", "\u0345"  # of the lowest class in canonical order, and of the highest
 _BLOCK = 1 << 12  # code points asked about at once
-_HANGUL = range(0xAC00, 0xD7A4)  # composed by arithmetic, not by a table
+_HANGUL = range(0xAC00, 0xD7A4)  # syllables: composed by arithmetic
 
 
 @functools.lru_cache(maxsize=8)
@@ -30,22 +30,18 @@ def matching(pattern: str) -> list[Range]:
 
 
 @functools.lru_cache(maxsize=1)
-def composition() -> Composition:
-    """What decides whether a text is in form C, as `CompositionOptions` of the extension has it.
+def form_c() -> FormC:
+    """What normalization form C is made by, as the extension's `FormCOptions` has it, but for Hangul.
 
-    Characters that form C changes, or that it may join in a way no table says (parts of Hangul syllables);
-    those that form D takes apart; combining marks, each with the place of its class in canonical order, from
-    1; pairs of characters that become one.
+    What form D makes of each character that it takes apart; combining marks, each with the place of its class
+    in canonical order, from 1; pairs of characters and the one that they become.
     """
-    apart = _taken_apart()
-    changing = {c for c in apart if NFC().normalize_str(c) != c}
-    syllables = [parts for c, parts in apart.items() if ord(c) in _HANGUL]
-    pairs = [parts for c, parts in apart.items() if c not in changing and ord(c) not in _HANGUL]
+    parts = _parts()
+    pairs = [_pair(c, some) for c, some in parts.items() if NFC().normalize_str(c) == c]
     return (
-        ranges(sorted(map(ord, changing.union(*(parts[1:] for parts in syllables))))),
-        ranges(sorted(ord(c) for c in apart if c not in changing)),
-        [(ord(mark), rank) for mark, rank in _ranks(apart).items()],
-        [(ord(parts[0]), ord(parts[1])) for parts in pairs if len(parts) == 2],
+        [(ord(c), some) for c, some in parts.items()],
+        [(ord(mark), rank) for mark, rank in _ranks(parts).items()],
+        pairs,
     )
 
 
@@ -60,10 +56,11 @@ def _all_characters() -> str:
     return numbers[(numbers < 0xD800) | (numbers >= 0xE000)].tobytes().decode("utf-32-le")
 
 
-def _taken_apart() -> dict[str, str]:
+def _parts() -> dict[str, str]:
     """The characters that form D takes apart, and into what."""
-    form_d, found = NFD(), {}
-    characters = _all_characters().replace(_BETWEEN, "")
+    form_d = NFD()
+    found: dict[str, str] = {}
+    characters = "".join(c for c in _all_characters() if c != _BETWEEN and ord(c) not in _HANGUL)
     for start in range(0, len(characters), _BLOCK):
         block = characters[start : start + _BLOCK]
         if form_d.normalize_str(block) != block:
@@ -72,13 +69,20 @@ def _taken_apart() -> dict[str, str]:
     return found
 
 
-def _ranks(apart: dict[str, str]) -> dict[str, int]:
+def _pair(c: str, parts: str) -> tuple[int, int, int]:
+    """The two characters that `c` is composed of: the last of its parts, and what the others make."""
+    first = NFC().normalize_str(parts[:-1])
+    assert NFC().normalize_str(first + parts[-1]) == c, "composed of two characters"
+    return ord(first), ord(parts[-1]), ord(c)
+
+
+def _ranks(parts: dict[str, str]) -> dict[str, int]:
     """Each combining mark of a class other than 0, with the place of the class among all, from 1.
 
     Form D sorts marks by their classes and leaves those of one class in their order: marks that are sorted
     both ways are of different classes.
     """
-    candidates = [chr(n) for a, b in matching(r"\p{M}") for n in range(a, b + 1) if chr(n) not in apart]
+    candidates = [chr(n) for a, b in matching(r"\p{M}") for n in range(a, b + 1) if chr(n) not in parts]
     marks = [c for c in candidates if _moves(c)]
     ascending, descending = (NFD().normalize_str("".join(some)) for some in (marks, marks[::-1]))
     place = {mark: i for i, mark in enumerate(descending)}

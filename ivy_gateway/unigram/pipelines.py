@@ -58,6 +58,9 @@ def build(tokenizer: Tokenizer, num_threads: int) -> tuple[_native.Encoder, list
         case "WordPiece":
             return _wordpiece(content, num_threads), list(vocabulary)
         case "BPE":
+            # The description has one piece for each id.
+            same_id = tokenizer.get_vocab_size(with_added_tokens=False) - len(vocabulary)
+            _require(same_id == 0, "two pieces with one id")
             return _byte_bpe(content, num_threads), byte_letters.texts_of(vocabulary)
         case other:
             raise Unsupported(f"a {other} model")
@@ -157,23 +160,27 @@ def _wordpiece(content: Json, num_threads: int) -> _native.Encoder:
 
 
 def _byte_bpe(content: Json, num_threads: int) -> _native.Encoder:
+    return _native.byte_bpe(**byte_bpe_options(content), num_threads=num_threads)
+
+
+def byte_bpe_options(content: Json) -> Json:
+    """What `_native.byte_bpe` has to know of a tokenizer. Raises `Unsupported` as `build`."""
     model = content["model"]
     _check_merging(model)
     in_form_c = _in_form_c(content["normalizer"])
     first, second = _byte_added_tokens(content["added_tokens"], in_form_c)
-    return _native.byte_bpe(
-        pieces=byte_letters.pieces(model["vocab"]),
-        merges=_merges(model),
-        ignores_merges=model["ignore_merges"],
+    return {
+        "pieces": byte_letters.pieces(model["vocab"]),
+        "merges": _merges(model),
+        "ignores_merges": model["ignore_merges"],
         **_split(content["pre_tokenizer"]),
-        letters=code_points.matching(r"\p{L}"),
-        numbers=code_points.matching(r"\p{N}"),
-        white_space=code_points.matching(r"\s"),
-        composition=code_points.composition() if in_form_c else None,
-        added_tokens=first,
-        normalized_tokens=second,
-        num_threads=num_threads,
-    )
+        "letters": code_points.matching(r"\p{L}"),
+        "numbers": code_points.matching(r"\p{N}"),
+        "white_space": code_points.matching(r"\s"),
+        "form_c": code_points.form_c() if in_form_c else None,
+        "added_tokens": first,
+        "normalized_tokens": second,
+    }
 
 
 def _check_merging(model: Json) -> None:
@@ -183,7 +190,6 @@ def _check_merging(model: Json) -> None:
     affixes = model["continuing_subword_prefix"] or model["end_of_word_suffix"]
     _require(not affixes, "a prefix or suffix of pieces")
     _require(byte_letters.ALPHABET.keys() <= model["vocab"].keys(), "a byte without a piece")
-    _require(len(set(model["vocab"].values())) == len(model["vocab"]), "two pieces with one id")
 
 
 def _merges(model: Json) -> NDArray[np.int32]:

@@ -168,16 +168,23 @@ std::vector<std::pair<char32_t, Second>> code_points_of(const Pairs& pairs) {
     return converted;
 }
 
-CompositionOptions composition_of(const std::vector<Pairs>& parts) {
-    return {code_points_of<char32_t>(parts.at(0)), code_points_of<char32_t>(parts.at(1)),
-            code_points_of<std::uint8_t>(parts.at(2)), code_points_of<char32_t>(parts.at(3))};
+// Parts, marks and pairs, as `code_points.form_c` gives them.
+FormCOptions form_c_of(const nb::tuple& tables) {
+    FormCOptions options;
+    for (nb::handle item : nb::cast<nb::list>(tables[0]))
+        options.parts.emplace_back(nb::cast<std::uint32_t>(item[0]), characters_of(item[1]));
+    options.marks = code_points_of<std::uint8_t>(nb::cast<Pairs>(tables[1]));
+    for (nb::handle item : nb::cast<nb::list>(tables[2]))
+        options.pairs.push_back({nb::cast<std::uint32_t>(item[0]), nb::cast<std::uint32_t>(item[1]),
+                                 nb::cast<std::uint32_t>(item[2])});
+    return options;
 }
 
 using MergesIn = nb::ndarray<const std::int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 
 BatchEncoder* new_byte_bpe(const nb::list& pieces, const MergesIn& merges, bool ignores_merges, bool adds_space,
                            bool cl100k, std::size_t max_digits, const Pairs& letters, const Pairs& numbers,
-                           const Pairs& white_space, const std::optional<std::vector<Pairs>>& composition,
+                           const Pairs& white_space, const std::optional<nb::tuple>& form_c,
                            const nb::list& added_tokens, const nb::list& normalized_tokens, unsigned num_threads) {
     ByteBpeOptions options;
     for (nb::handle item : pieces) {
@@ -193,7 +200,7 @@ BatchEncoder* new_byte_bpe(const nb::list& pieces, const MergesIn& merges, bool 
     options.adds_space = adds_space;
     options.pattern = {code_points_of<char32_t>(letters), code_points_of<char32_t>(numbers),
                        code_points_of<char32_t>(white_space), cl100k, max_digits};
-    if (composition) options.composition = composition_of(*composition);
+    if (form_c) options.form_c = form_c_of(*form_c);
     options.added_tokens = added_tokens_of(added_tokens);
     options.normalized_tokens = added_tokens_of(normalized_tokens);
     return new BatchEncoder(std::make_unique<ByteBpe>(std::move(options)), num_threads);
@@ -235,7 +242,7 @@ NB_MODULE(_native, module) {
                "max_characters"_a, "normalized"_a, "removed"_a, "isolated"_a, "punctuation"_a,
                "reordering"_a, "added_tokens"_a, "num_threads"_a);
     module.def("byte_bpe", &new_byte_bpe, "pieces"_a, "merges"_a, "ignores_merges"_a, "adds_space"_a, "cl100k"_a,
-               "max_digits"_a, "letters"_a, "numbers"_a, "white_space"_a, "composition"_a.none(), "added_tokens"_a,
+               "max_digits"_a, "letters"_a, "numbers"_a, "white_space"_a, "form_c"_a.none(), "added_tokens"_a,
                "normalized_tokens"_a, "num_threads"_a);
     module.def("grapheme_ranges", &ranges);
     module.def("num_allocations", [] { return num_allocations.load(); });

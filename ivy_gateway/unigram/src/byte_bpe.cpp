@@ -39,6 +39,7 @@ public:
     ~Words() {
         scratch_.long_bytes.drop();
         if (scratch_.bytes.capacity() > kMaxKept) scratch_.bytes = {};
+        if (scratch_.normalized.text.capacity() > kMaxKept) scratch_.normalized = {};
     }
     Words(const Words&) = delete;
     Words& operator=(const Words&) = delete;
@@ -59,7 +60,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t kMaxUtf8 = 4, kMaxKept = 1U << 16;  // bytes of one word, between calls
+    static constexpr std::size_t kMaxUtf8 = 4, kMaxKept = 1U << 16;  // of a word and of a text, between calls
 
     static std::uint8_t* write(char32_t c, std::uint8_t* end) {
         if (c < 0x80) {
@@ -97,7 +98,7 @@ ByteBpe::ByteBpe(ByteBpeOptions options)
       added_tokens_(std::move(options.added_tokens)),
       normalized_tokens_(std::move(options.normalized_tokens)) {
     if (adds_space_ && options.pattern.cl100k) throw std::invalid_argument("bpe: a space before words of cl100k");
-    if (options.composition) composition_.emplace(*options.composition);
+    if (options.form_c) form_c_.emplace(*options.form_c);
 }
 
 // The pieces that as words come out as one token: all, or those that the merges make.
@@ -115,15 +116,26 @@ std::vector<std::pair<std::string, std::int32_t>> ByteBpe::whole_words(const Byt
 }
 
 bool ByteBpe::encode(const Text& text, std::size_t limit, Scratch& scratch) const {
-    return visit(text, [&](const auto* units, std::size_t size) {
-        if (composition_ && !composition_->keeps(units, size)) return false;
-        Words words(*this, scratch, limit);
-        cut(added_tokens_, units, size, words, [&](const auto* raw, std::size_t raw_size) {
-            cut(normalized_tokens_, raw, raw_size, words, [&](const auto* part, std::size_t part_size) {
-                encode_between(part, part_size, words);
-            });
+    Words words(*this, scratch, limit);
+    visit(text, [&](const auto* units, std::size_t size) {
+        cut(added_tokens_, units, size, words, [&](const auto* part, std::size_t part_size) {
+            encode_raw(part, part_size, scratch, words);
         });
-        return true;
+    });
+    return true;
+}
+
+template <class Unit>
+void ByteBpe::encode_raw(const Unit* text, std::size_t size, Scratch& scratch, Words& words) const {
+    if (!form_c_ || form_c_->keeps(text, size)) return encode_normalized(text, size, words);
+    form_c_->normalize(text, size, scratch.normalized);
+    encode_normalized(scratch.normalized.text.data(), scratch.normalized.text.size(), words);
+}
+
+template <class Unit>
+void ByteBpe::encode_normalized(const Unit* text, std::size_t size, Words& words) const {
+    cut(normalized_tokens_, text, size, words, [&](const auto* part, std::size_t part_size) {
+        encode_between(part, part_size, words);
     });
 }
 

@@ -1,6 +1,4 @@
 // The whole pipeline of byte-level BPE in one pass: a pattern splits the text, each word's bytes are merged.
-//
-// Normalization form C is checked, not made: texts that it might change are left to the library.
 #pragma once
 
 #include <optional>
@@ -10,7 +8,7 @@
 
 #include "added_tokens.hpp"
 #include "byte_merges.hpp"
-#include "composition.hpp"
+#include "form_c.hpp"
 #include "model.hpp"
 #include "split_pattern.hpp"
 #include "whole_words.hpp"
@@ -23,7 +21,7 @@ struct ByteBpeOptions {
     bool ignores_merges = false;                               // where a word is a piece
     bool adds_space = false;                                   // before a text that begins with none; GPT-2 alone
     SplitPatternOptions pattern;
-    std::optional<CompositionOptions> composition;  // texts are to be in form C
+    std::optional<FormCOptions> form_c;             // what stands between the first added tokens is put into it
     std::vector<AddedToken> added_tokens;           // cut out of the raw text
     std::vector<AddedToken> normalized_tokens;      // then these out of what is left, normalized
 };
@@ -39,12 +37,16 @@ private:
     class Words;
 
     template <class Unit>
+    void encode_raw(const Unit* text, std::size_t size, Scratch& scratch, Words& words) const;
+    template <class Unit>
+    void encode_normalized(const Unit* text, std::size_t size, Words& words) const;
+    template <class Unit>
     void encode_between(const Unit* text, std::size_t size, Words& words) const;
     std::vector<std::pair<std::string, std::int32_t>> whole_words(const ByteBpeOptions& options) const;
 
     bool adds_space_;
     SplitPattern pattern_;
-    std::optional<Composition> composition_;
+    std::optional<FormC> form_c_;
     ByteMerges merges_;
     WholeWords whole_words_;
     AddedTokens added_tokens_, normalized_tokens_;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "byte_merges.hpp"
+#include "form_c.hpp"
 #include "memory.hpp"
 #include "text.hpp"
 #include "viterbi.hpp"
@@ -20,6 +21,7 @@ struct Scratch {
     Vector<Code> word = Vector<Code>(ShortWord::kMaxWord + kSlack);
     ShortWord short_word;
     LongWord long_word;
+    NormalizedText normalized;
     Vector<std::uint8_t> bytes;  // of one word
     ByteMerges::LongWord long_bytes;
     WordCache cache;

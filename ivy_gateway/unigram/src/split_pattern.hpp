@@ -9,11 +9,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
-#include "composition.hpp"
 #include "paged_table.hpp"
 
 namespace ivy {
+
+using CodePointRanges = std::vector<std::pair<char32_t, char32_t>>;  // first and last of each
 
 struct SplitPatternOptions {
     CodePointRanges letters, numbers, white_space;
