@@ -1,6 +1,7 @@
 #include "whole_words.hpp"
 
 #include <cstring>
+#include <stdexcept>
 
 namespace ivy {
 namespace {
@@ -24,18 +25,21 @@ std::uint64_t hash_of(const std::uint8_t* bytes, std::size_t size) {
 
 }  // namespace
 
-WholeWords::WholeWords(const std::vector<std::pair<std::string, std::int32_t>>& words) : starts_{0} {
+WholeWords::WholeWords(const std::vector<std::pair<std::string, std::int32_t>>& words) {
     std::size_t num_slots = 16;
-    while (num_slots < 2 * words.size()) num_slots *= 2;
+    while (num_slots < words.size() + words.size() / 2) num_slots *= 2;
     slots_.assign(num_slots, Slot());
     for (const auto& [word, token] : words) {
-        bytes_.insert(bytes_.end(), word.begin(), word.end());
-        starts_.push_back(static_cast<std::uint32_t>(bytes_.size()));
-        tokens_.push_back(token);
-        const std::uint64_t hash = hash_of(bytes_.data() + starts_[tokens_.size() - 1], word.size());
+        const Head head{token, static_cast<std::uint32_t>(word.size())};
+        words_.resize(words_.size() + sizeof head);
+        std::memcpy(words_.data() + words_.size() - sizeof head, &head, sizeof head);
+        const std::size_t end = words_.size();
+        words_.insert(words_.end(), word.begin(), word.end());
+        if (words_.size() > UINT32_MAX) throw std::length_error("bpe: too many pieces");
+        const std::uint64_t hash = hash_of(words_.data() + end, word.size());
         std::size_t i = hash & (num_slots - 1);
-        while (slots_[i].index_plus_1 != 0) i = (i + 1) & (num_slots - 1);
-        slots_[i] = {static_cast<std::uint32_t>(hash >> 32), static_cast<std::uint32_t>(tokens_.size())};
+        while (slots_[i].end != 0) i = (i + 1) & (num_slots - 1);
+        slots_[i] = {static_cast<std::uint32_t>(hash >> 32), static_cast<std::uint32_t>(end)};
     }
 }
 
@@ -43,11 +47,12 @@ std::int32_t WholeWords::find(const std::uint8_t* word, std::size_t size) const 
     const std::uint64_t hash = hash_of(word, size);
     for (std::size_t i = hash & (slots_.size() - 1);; i = (i + 1) & (slots_.size() - 1)) {
         const Slot slot = slots_[i];
-        if (slot.index_plus_1 == 0) return -1;
+        if (slot.end == 0) return -1;
         if (slot.hash != static_cast<std::uint32_t>(hash >> 32)) continue;
-        const std::uint32_t start = starts_[slot.index_plus_1 - 1];
-        if (starts_[slot.index_plus_1] - start == size && std::memcmp(bytes_.data() + start, word, size) == 0)
-            return tokens_[slot.index_plus_1 - 1];
+        const std::uint8_t* const known = words_.data() + slot.end;
+        Head head;
+        std::memcpy(&head, known - sizeof head, sizeof head);
+        if (head.size == size && std::memcmp(known, word, size) == 0) return head.token;
     }
 }
 

@@ -12,6 +12,7 @@ namespace ivy {
 
 class WholeWords {
 public:
+    // Throws std::length_error for words of 4 GiB in all.
     explicit WholeWords(const std::vector<std::pair<std::string, std::int32_t>>& words);
 
     // The token of `word`, or -1.
@@ -19,13 +20,15 @@ public:
 
 private:
     struct Slot {
-        std::uint32_t hash = 0, index_plus_1 = 0;  // 0: empty
+        std::uint32_t hash = 0, end = 0;  // and where its head ends; 0: empty
+    };
+    struct Head {  // stands before a word's bytes, all in one place
+        std::int32_t token;
+        std::uint32_t size;
     };
 
     Vector<Slot> slots_;  // open addressing
-    Vector<std::uint8_t> bytes_;
-    Vector<std::uint32_t> starts_;  // of each word, and the end of the last
-    Vector<std::int32_t> tokens_;
+    Vector<std::uint8_t> words_;
 };
 
 }  // namespace ivy
