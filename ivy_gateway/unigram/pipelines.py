@@ -27,17 +27,22 @@ _MAX_WORD = 255  # characters that a word of the extension can have
 _MAX_LOWEST_SCORE = 20.0
 
 
-# How each regular expression splits, in the words of `_native.byte_bpe`.
-_GPT2 = {"cl100k": False, "max_digits": 0}
+# How each regular expression splits, in the words of `_native.byte_bpe`; of letters, their class.
+_GPT2 = {"cl100k": False, "max_digits": 0, "letters": r"\p{L}"}
 _SPLITS = {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": _GPT2,
     # Qwen2, Qwen3
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+": {"cl100k": True, "max_digits": 1},
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": {"cl100k": True, "max_digits": 1, "letters": r"\p{L}"},
+    # Qwen3.5: that a mark may also stand before letters changes nothing
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": {"cl100k": True, "max_digits": 1, "letters": r"\p{L}\p{M}"},
     # cl100k, Llama 3
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+": {"cl100k": True, "max_digits": 3},
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": {"cl100k": True, "max_digits": 3, "letters": r"\p{L}"},
 }
+# As these match everywhere, both make each match a word.
+_EACH_MATCH = ({"behavior": "Isolated", "invert": False}, {"behavior": "Removed", "invert": True})
 
 
 class Unsupported(Exception):
@@ -169,12 +174,13 @@ def byte_bpe_options(content: Json) -> Json:
     _check_merging(model)
     in_form_c = _in_form_c(content["normalizer"])
     first, second = _byte_added_tokens(content["added_tokens"], in_form_c)
+    split = _split(content["pre_tokenizer"])
     return {
         "pieces": byte_letters.pieces(model["vocab"]),
         "merges": _merges(model),
         "ignores_merges": model["ignore_merges"],
-        **_split(content["pre_tokenizer"]),
-        "letters": code_points.matching(r"\p{L}"),
+        **split,
+        "letters": code_points.matching(split["letters"]),
         "numbers": code_points.matching(r"\p{N}"),
         "white_space": code_points.matching(r"\s"),
         "form_c": code_points.form_c() if in_form_c else None,
@@ -206,14 +212,14 @@ def _in_form_c(normalizer: Json | None) -> bool:
 
 
 def _split(pre_tokenizer: Json | None) -> Json:
-    """How texts are split, in the words of `_native.byte_bpe`."""
+    """How texts are split, in the words of `_native.byte_bpe`; of letters, their class."""
     match _stages(pre_tokenizer, "pretokenizers"):
         case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": adds_space}]:
             return {**_GPT2, "adds_space": adds_space}
         case [
-            {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False},
+            {"type": "Split", "pattern": {"Regex": regex}, **each_match},
             {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
-        ] if regex in _SPLITS:
+        ] if regex in _SPLITS and each_match in _EACH_MATCH:
             return {**_SPLITS[regex], "adds_space": False}
     raise Unsupported("its pre-tokenizer")
 

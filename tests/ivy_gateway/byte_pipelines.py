@@ -9,6 +9,7 @@ QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 LLAMA3 = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
 
 
@@ -22,9 +23,9 @@ def byte_level(*, use_regex: bool = True, add_prefix_space: bool = False) -> Jso
     }
 
 
-def split(regex: str) -> Json:
+def split(regex: str, behavior: str = "Isolated", *, invert: bool = False) -> Json:
     """The pre-tokenizer that splits by `regex`."""
-    pattern = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    pattern = {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert}
     return {"type": "Sequence", "pretokenizers": [pattern, byte_level(use_regex=False)]}
 
 
@@ -68,6 +69,7 @@ PIPELINES = {
         "pre_tokenizer": byte_level(),
         "added_tokens": spaced_tokens(first),
     },
+    "qwen35": lambda _: {"normalizer": {"type": "NFC"}, "pre_tokenizer": split(QWEN35), "added_tokens": []},
     "llama3": lambda first: {
         "normalizer": None,
         "pre_tokenizer": split(LLAMA3),

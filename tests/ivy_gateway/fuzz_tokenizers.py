@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # The last ones are Qwen3's vocabulary in the pipelines of other files.
 FILES = (
     "xlm-roberta", "xlm-roberta-converter", "flan-t5", "minilm", "qwen3",
-    "qwen3-gpt2", "qwen3-roberta", "qwen3-modernbert", "qwen3-llama3",
+    "qwen3-gpt2", "qwen3-roberta", "qwen3-modernbert", "qwen3-qwen35", "qwen3-llama3",
 )  # fmt: skip
 _BATCH = 1000
 _MAX_SHOWN = 5
