@@ -23,10 +23,13 @@ _HANGUL = range(0xAC00, 0xD7A4)  # syllables: composed by arithmetic
 
 
 @functools.lru_cache(maxsize=8)
-def matching(pattern: str) -> list[Range]:
-    """The code points that a class such as `\\p{L}` matches."""
-    others = Replace(Regex(f"[^{pattern}]+"), "")
-    return ranges([ord(c) for c in others.normalize_str(_all_characters())])
+def matching(classes: str) -> list[Range]:
+    """The code points that one of `classes` matches: of `\\p{L}`, `\\p{M}`, `\\p{N}` and `\\s`."""
+    found = _kept(classes, _classified())
+    numbers = np.frombuffer(found.encode("utf-32-le"), "<u4").astype(np.int64)
+    first = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
+    last = np.append(first[1:], len(numbers)) - 1
+    return list(zip(numbers[first].tolist(), numbers[last].tolist(), strict=True))
 
 
 @functools.lru_cache(maxsize=1)
@@ -45,10 +48,14 @@ def form_c() -> FormC:
     )
 
 
-def ranges(numbers: list[int]) -> list[Range]:
-    """First and last of each run in ascending `numbers`."""
-    runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    return [((part := [n for _, n in run])[0], part[-1]) for _, run in runs]
+@functools.lru_cache(maxsize=1)
+def _classified() -> str:
+    """Every character of a class that is ever asked about: few of all."""
+    return _kept(r"\p{L}\p{M}\p{N}\s", _all_characters())
+
+
+def _kept(classes: str, text: str) -> str:
+    return Replace(Regex(f"[^{classes}]+"), "").normalize_str(text)
 
 
 def _all_characters() -> str:
@@ -70,9 +77,10 @@ def _parts() -> dict[str, str]:
 
 
 def _pair(c: str, parts: str) -> tuple[int, int, int]:
-    """The two characters that `c` is composed of: the last of its parts, and what the others make."""
+    """The two characters that `c` is composed of, what all its parts but the last make and the last, and `c`."""
     first = NFC().normalize_str(parts[:-1])
-    assert NFC().normalize_str(first + parts[-1]) == c, "composed of two characters"
+    if len(first) != 1 or NFC().normalize_str(first + parts[-1]) != c:
+        raise ValueError(f"U+{ord(c):04X} is not composed of two characters")
     return ord(first), ord(parts[-1]), ord(c)
 
 
