@@ -14,14 +14,16 @@ _OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
 ALPHABET = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
+_LATIN1 = {ord(letter): byte for letter, byte in ALPHABET.items()}
+
+
 def pieces(vocabulary: Mapping[str, int]) -> list[tuple[bytes, int]]:
     """The bytes of every piece that is written in these letters, and its id."""
-    return [
-        (bytes(map(ALPHABET.__getitem__, p)), i) for p, i in vocabulary.items() if ALPHABET.keys() >= set(p)
-    ]
+    written = ((p, i) for p, i in vocabulary.items() if ALPHABET.keys() >= set(p))
+    return [(piece.translate(_LATIN1).encode("latin-1"), i) for piece, i in written]
 
 
 def texts_of(vocabulary: Iterable[str]) -> list[str]:
-    """The pieces that are whole characters, as texts spell them."""
-    spelled = (bytes(ALPHABET.get(letter, 0x3F) for letter in piece) for piece in vocabulary)
+    """The pieces as texts spell them, without what is no whole character."""
+    spelled = (piece.translate(_LATIN1).encode("latin-1", "ignore") for piece in vocabulary)
     return [text for text in (raw.decode(errors="ignore") for raw in spelled) if text]

@@ -67,7 +67,8 @@ def _parts() -> dict[str, str]:
     """The characters that form D takes apart, and into what."""
     form_d = NFD()
     found: dict[str, str] = {}
-    characters = "".join(c for c in _all_characters() if c != _BETWEEN and ord(c) not in _HANGUL)
+    before, _, after = _all_characters().partition("".join(map(chr, _HANGUL)))
+    characters = (before + after).replace(_BETWEEN, "")
     for start in range(0, len(characters), _BLOCK):
         block = characters[start : start + _BLOCK]
         if form_d.normalize_str(block) != block:
@@ -77,7 +78,7 @@ def _parts() -> dict[str, str]:
 
 
 def _pair(c: str, parts: str) -> tuple[int, int, int]:
-    """The two characters that `c` is composed of, what all its parts but the last make and the last, and `c`."""
+    """What all parts of `c` but the last make, the last, and `c`, which the two become."""
     first = NFC().normalize_str(parts[:-1])
     if len(first) != 1 or NFC().normalize_str(first + parts[-1]) != c:
         raise ValueError(f"U+{ord(c):04X} is not composed of two characters")
