@@ -31,6 +31,9 @@ public:
     // Throws std::length_error or std::invalid_argument for options that do not fit.
     explicit ByteBpe(ByteBpeOptions options);
 
+    // Two mebibytes: a word that is not there costs some twenty look-ups, each perhaps in slow memory.
+    std::size_t num_cached_words() const override { return 4 * WordCache::kNumEntries; }
+
     bool encode(const Text& text, std::size_t limit, Scratch& scratch) const override;
 
 private:

@@ -17,6 +17,8 @@ namespace ivy {
 struct Scratch {
     static constexpr std::size_t kSlack = WordCache::kMaxCodes + 1;  // read beyond a word's end
 
+    explicit Scratch(std::size_t num_cached_words) : cache(num_cached_words) {}
+
     Vector<std::int32_t> tokens;
     Vector<Code> word = Vector<Code>(ShortWord::kMaxWord + kSlack);
     ShortWord short_word;
@@ -35,6 +37,9 @@ public:
     Model(const Model&) = delete;
     Model& operator=(const Model&) = delete;
     virtual ~Model() = default;
+
+    // How many words the cache of a scratch has room for: a power of two.
+    virtual std::size_t num_cached_words() const { return WordCache::kNumEntries; }
 
     // Appends the ids of `text`, without special tokens of a template. Stops early once there are `limit`:
     // there may be some more. False for a text that only the library can encode; its ids mean nothing then.
