@@ -24,7 +24,7 @@ help:
 	@echo "make bench-cpu         the stack against sentence-transformers on this machine"
 	@echo "make fidelity          vectors and retrieval on real weights against sentence-transformers"
 	@echo "make bench-tokenizers  the compiled tokenizer against tokenizers and sentencepiece"
-	@echo "make fuzz              the compiled tokenizer against the library on 800,000 made texts"
+	@echo "make fuzz              the compiled tokenizer against the library on 2,000,000 made texts"
 	@echo "make sanitize          the compiled tokenizer under sanitizers and libFuzzer (needs clang)"
 	@echo "make protos            regenerate the protocol code"
 

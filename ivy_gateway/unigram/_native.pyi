@@ -59,6 +59,26 @@ def wordpiece(
 ) -> Encoder:
     """An encoder for a WordPiece model; `num_threads` besides the caller's."""
 
+def byte_bpe(
+    pieces: list[tuple[bytes, int]],
+    merges: NDArray[int32],
+    ignores_merges: bool,
+    adds_space: bool,
+    cl100k: bool,
+    max_digits: int,
+    letters: list[tuple[int, int]],
+    numbers: list[tuple[int, int]],
+    white_space: list[tuple[int, int]],
+    form_c: tuple[list[tuple[int, str]], list[tuple[int, int]], list[tuple[int, int, int]]] | None,
+    added_tokens: list[tuple[str, int, bool, bool]],
+    normalized_tokens: list[tuple[str, int, bool, bool]],
+    num_threads: int,
+) -> Encoder:
+    """An encoder for a byte-level BPE model, `num_threads` besides the caller's.
+
+    `merges`: left, right and merged token of each, `[M, 3]`. `form_c`: the tables of `code_points.form_c`.
+    """
+
 def grapheme_ranges() -> list[tuple[int, int, str, str]]:
     """The table of grapheme clusters that the extension was built with."""
 

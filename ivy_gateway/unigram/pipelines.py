@@ -11,9 +11,12 @@ import functools
 import json
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
+from tokenizers.normalizers import NFC
 
-from ivy_gateway.unigram import _native, bert_characters, graphemes
+from ivy_gateway.unigram import _native, bert_characters, byte_letters, code_points, graphemes
 
 Json = dict[str, Any]
 
@@ -22,6 +25,24 @@ _COLLAPSE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
 _MAX_WORD = 255  # characters that a word of the extension can have
 # Below it a piece always beats the same characters as unknown ones, each at the lowest score less 10.
 _MAX_LOWEST_SCORE = 20.0
+
+
+# How each regular expression splits, in the words of `_native.byte_bpe`; of letters, their class.
+_GPT2 = {"cl100k": False, "max_digits": 0, "letters": r"\p{L}"}
+_SPLITS = {
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": _GPT2,
+    # Qwen2, Qwen3
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": {"cl100k": True, "max_digits": 1, "letters": r"\p{L}"},
+    # Qwen3.5: that a mark may also stand before letters changes nothing
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": {"cl100k": True, "max_digits": 1, "letters": r"\p{L}\p{M}"},
+    # cl100k, Llama 3
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": {"cl100k": True, "max_digits": 3, "letters": r"\p{L}"},
+}
+# As these match everywhere, both make each match a word.
+_EACH_MATCH = ({"behavior": "Isolated", "invert": False}, {"behavior": "Removed", "invert": True})
 
 
 class Unsupported(Exception):
@@ -41,6 +62,11 @@ def build(tokenizer: Tokenizer, num_threads: int) -> tuple[_native.Encoder, list
             return _unigram(content, num_threads), [piece for piece, _ in vocabulary]
         case "WordPiece":
             return _wordpiece(content, num_threads), list(vocabulary)
+        case "BPE":
+            # The description has one piece for each id.
+            same_id = tokenizer.get_vocab_size(with_added_tokens=False) - len(vocabulary)
+            _require(same_id == 0, "two pieces with one id")
+            return _byte_bpe(content, num_threads), byte_letters.texts_of(vocabulary)
         case other:
             raise Unsupported(f"a {other} model")
 
@@ -136,3 +162,84 @@ def _wordpiece(content: Json, num_threads: int) -> _native.Encoder:
         added_tokens=_added_tokens(content["added_tokens"]),
         num_threads=num_threads,
     )
+
+
+def _byte_bpe(content: Json, num_threads: int) -> _native.Encoder:
+    return _native.byte_bpe(**byte_bpe_options(content), num_threads=num_threads)
+
+
+def byte_bpe_options(content: Json) -> Json:
+    """What `_native.byte_bpe` has to know of a tokenizer. Raises `Unsupported` as `build`."""
+    model = content["model"]
+    _check_merging(model)
+    in_form_c = _in_form_c(content["normalizer"])
+    first, second = _byte_added_tokens(content["added_tokens"], in_form_c)
+    split = _split(content["pre_tokenizer"])
+    return {
+        "pieces": byte_letters.pieces(model["vocab"]),
+        "merges": _merges(model),
+        "ignores_merges": model["ignore_merges"],
+        **split,
+        "letters": code_points.matching(split["letters"]),
+        "numbers": code_points.matching(r"\p{N}"),
+        "white_space": code_points.matching(r"\s"),
+        "form_c": code_points.form_c() if in_form_c else None,
+        "added_tokens": first,
+        "normalized_tokens": second,
+    }
+
+
+def _check_merging(model: Json) -> None:
+    """Raise `Unsupported` unless words are bytes that are merged, nothing else."""
+    _require(not model["dropout"], "dropout")
+    _require(not model["byte_fallback"], "byte fallback")
+    affixes = model["continuing_subword_prefix"] or model["end_of_word_suffix"]
+    _require(not affixes, "a prefix or suffix of pieces")
+    _require(byte_letters.ALPHABET.keys() <= model["vocab"].keys(), "a byte without a piece")
+
+
+def _merges(model: Json) -> NDArray[np.int32]:
+    """The token on the left, the one on the right and the merged one: `[M, 3]`."""
+    ids = model["vocab"]
+    rules = [(ids[left], ids[right], ids[left + right]) for left, right in model["merges"]]
+    return np.array(rules, np.int32).reshape(-1, 3)
+
+
+def _in_form_c(normalizer: Json | None) -> bool:
+    stages = _stages(normalizer, "normalizers")
+    _require(all(stage == {"type": "NFC"} for stage in stages), "its normalizer")
+    return bool(stages)
+
+
+def _split(pre_tokenizer: Json | None) -> Json:
+    """How texts are split, in the words of `_native.byte_bpe`; of letters, their class."""
+    match _stages(pre_tokenizer, "pretokenizers"):
+        case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": adds_space}]:
+            return {**_GPT2, "adds_space": adds_space}
+        case [
+            {"type": "Split", "pattern": {"Regex": regex}, **each_match},
+            {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
+        ] if regex in _SPLITS and each_match in _EACH_MATCH:
+            return {**_SPLITS[regex], "adds_space": False}
+    raise Unsupported("its pre-tokenizer")
+
+
+def _byte_added_tokens(
+    tokens: list[Json], in_form_c: bool
+) -> tuple[list[tuple[str, int, bool, bool]], list[tuple[str, int, bool, bool]]]:
+    """Those that are cut out of the raw text, and those cut out of the rest once it is normalized."""
+    for stage in (False, True):
+        some = [token for token in tokens if token["normalized"] == stage]
+        # White space that goes with a token on its left is still searched for others.
+        spaced = any(token["content"][:1].isspace() for token in some)
+        _require(not (spaced and any(token["rstrip"] for token in some)), "an added token's options")
+    for token in tokens:
+        content = token["content"]
+        _require(content != "" and not token["single_word"], "an added token's options")
+        changes = in_form_c and token["normalized"] and NFC().normalize_str(content) != content
+        _require(not changes, "an added token that normalization changes")
+    raw, normalized = (
+        [(t["content"], t["id"], t["lstrip"], t["rstrip"]) for t in tokens if t["normalized"] == stage]
+        for stage in (False, True)
+    )
+    return raw, normalized

@@ -18,7 +18,9 @@ _FIXED = (
     "</s>", "<unk>", "<mask>", " <mask> x", "[CLS] [SEP]", "<pad>", "\x00", "a\x00b",
     "\x01\x7f\xad", "\ufeff", "\ufffd", "\ufffe", "\U000f0000", "\U00020000", "\U000e0001",
     "don't", "U.S.A.", "#hash ##tag", "İstanbul ǅ ẞ ſ", "ΟΔΟΣ", "x\u0323\u0307", "a" * 101,
-    "a" * 600, "の" * 300, "ab" * 150,
+    "a" * 600, "の" * 300, "ab" * 150, "IT'S we'Ll 'ſ 'RE' ''d", "a\r\n\r\n  b\n \n\tc !?\n\n",
+    "12345 ١٢٣٤ ²½Ⅷ 1a2", "\u1112\u1161\u11ab 각\u11a8", "ড\u09bc ক\u09cb\u09be", "q\u0307\u0323", "Å \u212b",
+    "{}();\t\t// x = 10_000",
 )  # fmt: skip
 _NUM_FROM_VOCABULARY = 220
 

@@ -25,6 +25,12 @@ _CLUSTERS = (
     "\U0001f1e6", "\U0001f1fa", "👍", "🏽", "👨‍👩‍👧", "❤️", "1⃣", "\u2581", "\u0903",
     "\u0e33", "\u1160", "\U00016d63", *_MARKS,
 )  # fmt: skip
+# What the patterns that split texts for byte-level BPE tell apart.
+_PATTERN_PARTS = (
+    "'", "'", "s", "S", "ſ", "t", "re", "RE", "Ve", "m", "LL", "ll", "lL", "d", "'s", "a", "É", "ǅ", "ʰ",
+    "中", "ि", "\u0301", "1", "2", "34567", "٣", "²", "½", "Ⅷ", "〇", "!", "...", "_", "€", "\u2019",
+    " ", " ", "  ", "\t", "\n", "\n", "\r", "\r\n", "\u2028", "\x85", "\xa0", "\u3000", "\x1c", "\x00",
+)  # fmt: skip
 _RANGES = (
     (0x20, 0x7F), (0x80, 0x250), (0x250, 0x370), (0x370, 0x600), (0x600, 0x900), (0x900, 0xE00),
     (0xE00, 0x1200), (0x1200, 0x2000), (0x2000, 0x2C00), (0x2C00, 0x3400), (0x3400, 0xA000),
@@ -62,6 +68,7 @@ class TextMaker:
             self._clusters,
             self._clusters,
             self._white_space,
+            self._pattern_parts,
             self._with_specials,
             self._compatibility,
             self._repeated,
@@ -125,6 +132,9 @@ class TextMaker:
             self._random.choice(_WHITE_SPACE if self._random.random() < 0.6 else letters)
             for _ in range(self._random.randrange(1, 15))
         )
+
+    def _pattern_parts(self) -> str:
+        return "".join(self._random.choice(_PATTERN_PARTS) for _ in range(self._random.randrange(1, 20)))
 
     def _with_specials(self) -> str:
         parts = (

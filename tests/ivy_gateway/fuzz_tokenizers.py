@@ -27,11 +27,17 @@ from ivy_gateway.jobs import EncodedInput
 from ivy_gateway.special_tokens import Json, Template, Templates, literal_form
 from ivy_gateway.templates import Prompt
 from ivy_gateway.truncation import Cut, PairLimits, fit_pair, fit_text
+from ivy_gateway.unigram import byte_letters
 from ivy_gateway.unigram.encoder import FastEncoder, fast_encoder
+from tests.ivy_gateway.byte_pipelines import in_pipeline
 from tests.ivy_gateway.fuzz_texts import TextMaker, passages
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FILES = ("xlm-roberta", "xlm-roberta-converter", "flan-t5", "minilm")
+# The last ones are Qwen3's vocabulary in the pipelines of other files.
+FILES = (
+    "xlm-roberta", "xlm-roberta-converter", "flan-t5", "minilm", "qwen3",
+    "qwen3-gpt2", "qwen3-roberta", "qwen3-modernbert", "qwen3-qwen35", "qwen3-llama3",
+)  # fmt: skip
 _BATCH = 1000
 _MAX_SHOWN = 5
 
@@ -69,13 +75,18 @@ class Subject:
 
     @classmethod
     def load(cls, shared: Path, name: str, *, literal: bool) -> Subject:
-        content = read_content(shared, name)
+        file, _, pipeline = name.partition("-") if name.startswith("qwen3") else (name, "", "")
+        content = read_content(shared, file)
+        if pipeline:
+            content = in_pipeline(content, pipeline)
         library = Tokenizer.from_str(json.dumps(literal_form(content) if literal else content))
         return cls(fast_encoder(library, 1), library, Templates.read(content, name == "minilm"), content)
 
     def texts(self, seed: int, shared: Path) -> TextMaker:
         vocab = self.content["model"]["vocab"]
         pieces = list(vocab) if isinstance(vocab, dict) else [piece for piece, _ in vocab]
+        if self.content["model"]["type"] == "BPE":
+            pieces = byte_letters.texts_of(pieces)
         specials = [token["content"] for token in self.content["added_tokens"]]
         return TextMaker(seed, pieces, specials, passages(shared / "data" / "xquad"))
 

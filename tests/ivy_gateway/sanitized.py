@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ivy_gateway.special_tokens import Json
-from ivy_gateway.unigram import bert_characters
+from ivy_gateway.unigram import bert_characters, pipelines
 from tests.ivy_gateway.fuzz_tokenizers import FILES, ROOT, Subject
 
 SOURCES = ROOT / "ivy_gateway" / "unigram"
@@ -38,13 +38,43 @@ def counted(parts: Iterable[bytes]) -> bytes:
     return struct.pack("<I", len(parts)) + b"".join(parts)
 
 
+def added_tokens(tokens: Iterable[tuple[str, int, bool, bool]]) -> bytes:
+    """A list of added tokens."""
+    return counted(string(content) + struct.pack("<iBB", *rest) for content, *rest in tokens)
+
+
+def byte_bpe_file(content: Json) -> bytes:
+    """A byte-level BPE tokenizer."""
+    options = pipelines.byte_bpe_options(content)
+    flags = (options["ignores_merges"], options["adds_space"], options["cl100k"], options["max_digits"])
+    ranges = (options["letters"], options["numbers"], options["white_space"])
+    parts, marks, pairs = options["form_c"] or ([], [], [])
+    form_c = b"".join(
+        (
+            counted(struct.pack("<I", c) + string(some) for c, some in parts),
+            counted(struct.pack("<IB", *mark) for mark in marks),
+            counted(struct.pack("<III", *pair) for pair in pairs),
+        )
+    )
+    return b"".join(
+        (
+            struct.pack("<BBBBI", 2, *flags),
+            *(counted(struct.pack("<II", *ends) for ends in some) for some in ranges),
+            b"\1" + form_c if options["form_c"] else b"\0",
+            added_tokens(options["added_tokens"]),
+            added_tokens(options["normalized_tokens"]),
+            counted(struct.pack("<iii", *rule) for rule in options["merges"].tolist()),
+            counted(string(piece) + struct.pack("<i", i) for piece, i in options["pieces"]),
+        )
+    )
+
+
 def model_file(content: Json) -> bytes:
     """The tokenizer, from the library's own description, as `checks/model_file.hpp` reads it."""
     model = content["model"]
-    added = counted(
-        string(token["content"]) + struct.pack("<iBB", token["id"], token["lstrip"], token["rstrip"])
-        for token in content["added_tokens"]
-    )
+    if model["type"] == "BPE":
+        return byte_bpe_file(content)
+    added = added_tokens((t["content"], t["id"], t["lstrip"], t["rstrip"]) for t in content["added_tokens"])
     if model["type"] == "Unigram":
         stages = content["normalizer"].get("normalizers", [content["normalizer"]])
         splits = "WhitespaceSplit" in json.dumps(content["pre_tokenizer"])

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "byte_bpe.hpp"
 #include "text.hpp"
 #include "unigram.hpp"
 #include "wordpiece.hpp"
@@ -100,8 +101,59 @@ inline std::unique_ptr<Model> read_wordpiece(FileReader& file) {
     return std::make_unique<WordPiece>(std::move(options));
 }
 
+inline CodePointRanges read_ranges(FileReader& file) {
+    CodePointRanges ranges(file.number<std::uint32_t>());
+    for (auto& [first, last] : ranges) {
+        first = file.number<std::uint32_t>();
+        last = file.number<std::uint32_t>();
+    }
+    return ranges;
+}
+
+inline FormCOptions read_form_c(FileReader& file) {
+    FormCOptions options;
+    for (auto count = file.number<std::uint32_t>(); count > 0; --count) {
+        const auto character = file.number<std::uint32_t>();
+        options.parts.emplace_back(character, file.characters());
+    }
+    for (auto count = file.number<std::uint32_t>(); count > 0; --count) {
+        const auto mark = file.number<std::uint32_t>();
+        options.marks.emplace_back(mark, file.number<std::uint8_t>());
+    }
+    options.pairs.resize(file.number<std::uint32_t>());
+    for (auto& [first, second, joined] : options.pairs)
+        for (char32_t* const part : {&first, &second, &joined}) *part = file.number<std::uint32_t>();
+    return options;
+}
+
+inline std::unique_ptr<Model> read_byte_bpe(FileReader& file) {
+    ByteBpeOptions options;
+    options.ignores_merges = file.number<std::uint8_t>() != 0;
+    options.adds_space = file.number<std::uint8_t>() != 0;
+    options.pattern.cl100k = file.number<std::uint8_t>() != 0;
+    options.pattern.max_digits = file.number<std::uint32_t>();
+    options.pattern.letters = read_ranges(file);
+    options.pattern.numbers = read_ranges(file);
+    options.pattern.white_space = read_ranges(file);
+    if (file.number<std::uint8_t>() != 0) options.form_c = read_form_c(file);
+    options.added_tokens = read_added_tokens(file);
+    options.normalized_tokens = read_added_tokens(file);
+    options.merges.resize(file.number<std::uint32_t>());
+    for (auto& [left, right, merged] : options.merges)
+        for (std::int32_t* const token : {&left, &right, &merged}) *token = file.number<std::int32_t>();
+    for (auto count = file.number<std::uint32_t>(); count > 0; --count) {
+        std::string piece = file.bytes();
+        options.pieces.emplace_back(std::move(piece), file.number<std::int32_t>());
+    }
+    return std::make_unique<ByteBpe>(std::move(options));
+}
+
 inline std::unique_ptr<Model> read_model(FileReader& file) {
-    return file.number<std::uint8_t>() == 0 ? read_unigram(file) : read_wordpiece(file);
+    switch (file.number<std::uint8_t>()) {
+        case 0: return read_unigram(file);
+        case 1: return read_wordpiece(file);
+        default: return read_byte_bpe(file);
+    }
 }
 
 }  // namespace ivy

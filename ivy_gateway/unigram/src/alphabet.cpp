@@ -1,14 +1,12 @@
 #include "alphabet.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <map>
 #include <stdexcept>
 
 namespace ivy {
 namespace {
 
-constexpr std::size_t kMaxCharacters = 65'000, kPage = 256, kNumPages = 0x110000 / kPage;
+constexpr std::size_t kMaxCharacters = 65'000;
 
 }  // namespace
 
@@ -35,19 +33,6 @@ CodeString Alphabet::encode(std::u32string_view text) const {
     CodeString codes;
     for (const char32_t c : text) codes.push_back(code(c));
     return codes;
-}
-
-CharTable::CharTable(const EntryOf& entry_of) : pages_(kNumPages) {
-    std::map<std::string, std::uint16_t> known;
-    for (std::size_t page = 0; page < kNumPages; ++page) {
-        Entry entries[kPage];
-        for (std::size_t i = 0; i < kPage; ++i) entries[i] = entry_of(static_cast<char32_t>(page * kPage + i));
-        std::string key(sizeof entries, '\0');
-        std::memcpy(key.data(), entries, sizeof entries);
-        const auto [place, is_new] = known.emplace(key, static_cast<std::uint16_t>(known.size()));
-        if (is_new) entries_.insert(entries_.end(), entries, entries + kPage);
-        pages_[page] = place->second;
-    }
 }
 
 std::uint16_t Replacements::add(const std::vector<Entry>& entries) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -10,6 +9,7 @@
 
 #include "graphemes.hpp"
 #include "memory.hpp"
+#include "paged_table.hpp"
 #include "text.hpp"
 #include "trie.hpp"
 
@@ -74,20 +74,8 @@ private:
     std::unordered_map<char32_t, Code> codes_;
 };
 
-// The entries of all code points, in pages of 256 of which equal ones are stored once.
-class CharTable {
-public:
-    // `entry` gives each code point's own action, `replacement` the characters that stand for it, if others do.
-    using EntryOf = std::function<Entry(char32_t)>;
-
-    explicit CharTable(const EntryOf& entry_of);
-
-    Entry operator[](char32_t c) const { return entries_[std::size_t{pages_[c >> 8]} << 8 | (c & 0xFFU)]; }
-
-private:
-    std::vector<std::uint16_t> pages_;
-    std::vector<Entry> entries_;
-};
+// The entry of each code point.
+using CharTable = PagedTable<Entry>;
 
 // Strings of entries that stand for one code point.
 class Replacements {

@@ -97,7 +97,7 @@ std::unique_ptr<Scratch> BatchEncoder::lend_scratch() {
         const std::lock_guard lock(mutex_);
         if (!scratches_.empty()) return take_last(scratches_);
     }
-    return std::make_unique<Scratch>();
+    return std::make_unique<Scratch>(model_->num_cached_words());
 }
 
 void BatchEncoder::give_back(std::unique_ptr<Batch> batch) {

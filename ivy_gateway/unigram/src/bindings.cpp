@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "batch.hpp"
+#include "byte_bpe.hpp"
 #include "graphemes.hpp"
 #include "unigram.hpp"
 #include "wordpiece.hpp"
@@ -158,6 +159,53 @@ BatchEncoder* new_wordpiece(const nb::list& pieces, nb::handle continuing_prefix
     return new BatchEncoder(std::make_unique<WordPiece>(std::move(options)), num_threads);
 }
 
+using Pairs = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+
+template <class Second>
+std::vector<std::pair<char32_t, Second>> code_points_of(const Pairs& pairs) {
+    std::vector<std::pair<char32_t, Second>> converted;
+    for (const auto& [first, second] : pairs) converted.emplace_back(first, static_cast<Second>(second));
+    return converted;
+}
+
+// Parts, marks and pairs, as `code_points.form_c` gives them.
+FormCOptions form_c_of(const nb::tuple& tables) {
+    FormCOptions options;
+    for (nb::handle item : nb::cast<nb::list>(tables[0]))
+        options.parts.emplace_back(nb::cast<std::uint32_t>(item[0]), characters_of(item[1]));
+    options.marks = code_points_of<std::uint8_t>(nb::cast<Pairs>(tables[1]));
+    for (nb::handle item : nb::cast<nb::list>(tables[2]))
+        options.pairs.push_back({nb::cast<std::uint32_t>(item[0]), nb::cast<std::uint32_t>(item[1]),
+                                 nb::cast<std::uint32_t>(item[2])});
+    return options;
+}
+
+using MergesIn = nb::ndarray<const std::int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+
+BatchEncoder* new_byte_bpe(const nb::list& pieces, const MergesIn& merges, bool ignores_merges, bool adds_space,
+                           bool cl100k, std::size_t max_digits, const Pairs& letters, const Pairs& numbers,
+                           const Pairs& white_space, const std::optional<nb::tuple>& form_c,
+                           const nb::list& added_tokens, const nb::list& normalized_tokens, unsigned num_threads) {
+    ByteBpeOptions options;
+    for (nb::handle item : pieces) {
+        const auto piece = nb::cast<nb::tuple>(item);
+        const auto bytes = nb::cast<nb::bytes>(piece[0]);
+        options.pieces.emplace_back(std::string(bytes.c_str(), bytes.size()), nb::cast<std::int32_t>(piece[1]));
+    }
+    for (std::size_t i = 0; i < merges.shape(0); ++i) {
+        const std::int32_t* const rule = merges.data() + 3 * i;
+        options.merges.push_back({rule[0], rule[1], rule[2]});
+    }
+    options.ignores_merges = ignores_merges;
+    options.adds_space = adds_space;
+    options.pattern = {code_points_of<char32_t>(letters), code_points_of<char32_t>(numbers),
+                       code_points_of<char32_t>(white_space), cl100k, max_digits};
+    if (form_c) options.form_c = form_c_of(*form_c);
+    options.added_tokens = added_tokens_of(added_tokens);
+    options.normalized_tokens = added_tokens_of(normalized_tokens);
+    return new BatchEncoder(std::make_unique<ByteBpe>(std::move(options)), num_threads);
+}
+
 nb::list ranges() {
     nb::list found;
     for (const GraphemeRange& range : grapheme_ranges())
@@ -193,6 +241,9 @@ NB_MODULE(_native, module) {
     module.def("wordpiece", &new_wordpiece, "pieces"_a, "continuing_prefix"_a, "unknown_token"_a,
                "max_characters"_a, "normalized"_a, "removed"_a, "isolated"_a, "punctuation"_a,
                "reordering"_a, "added_tokens"_a, "num_threads"_a);
+    module.def("byte_bpe", &new_byte_bpe, "pieces"_a, "merges"_a, "ignores_merges"_a, "adds_space"_a, "cl100k"_a,
+               "max_digits"_a, "letters"_a, "numbers"_a, "white_space"_a, "form_c"_a.none(), "added_tokens"_a,
+               "normalized_tokens"_a, "num_threads"_a);
     module.def("grapheme_ranges", &ranges);
     module.def("num_allocations", [] { return num_allocations.load(); });
 }

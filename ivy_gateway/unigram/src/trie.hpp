@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "memory.hpp"
@@ -11,7 +10,7 @@ namespace ivy {
 
 // The number of a character within a vocabulary; 0 is every character that no piece has.
 using Code = std::uint16_t;
-using CodeString = std::basic_string<Code>;
+using CodeString = std::vector<Code>;
 
 // One slot: where its children are, the character that leads here, and the token that ends here.
 class Slot {

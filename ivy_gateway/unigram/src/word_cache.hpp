@@ -13,17 +13,22 @@ namespace ivy {
 class WordCache {
 public:
     static constexpr std::size_t kMaxCodes = 15, kMaxTokens = 8;
-    static constexpr std::size_t kNumEntries = 8192;  // half a mebibyte
+    static constexpr std::size_t kMaxBytes = kMaxCodes * sizeof(Code);
+    static constexpr std::size_t kNumEntries = 8192;  // half a mebibyte, unless a tokenizer wants more
 
-    // One word: its codes, padded with zeros, and one more than their number.
+    // `num_entries`: a power of two.
+    explicit WordCache(std::size_t num_entries) : lines_(num_entries) {}
+
+    // One word: its codes or bytes, padded with zeros, and one more than their number.
     struct Key {
         std::uint64_t words[4];
     };
 
-    // `codes` can be read up to `kMaxCodes`; `size` is at most that.
-    static Key key(const Code* codes, std::size_t size) {
+    // At most `kMaxCodes` codes or `kMaxBytes` bytes; in one cache either all words are codes or all are bytes.
+    template <class Unit>
+    static Key key(const Unit* word, std::size_t size) {
         Key key{};
-        std::memcpy(&key, codes, size * sizeof(Code));
+        std::memcpy(&key, word, size * sizeof(Unit));
         key.words[3] |= std::uint64_t{size + 1} << 48;
         return key;
     }
@@ -59,16 +64,16 @@ private:
         std::int32_t tokens[kMaxTokens];
     };
 
-    static std::size_t place(const Key& key) {
+    std::size_t place(const Key& key) const {
         std::uint64_t hash = 0;
         for (const std::uint64_t word : key.words) {
             hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;  // 2^64 over the golden ratio
             hash ^= hash >> 32;
         }
-        return hash & (kNumEntries - 1);
+        return hash & (lines_.size() - 1);
     }
 
-    Vector<Line> lines_ = Vector<Line>(kNumEntries);  // of no words yet: their number would be 0
+    Vector<Line> lines_;  // of no words yet: their number would be 0
 };
 
 }  // namespace ivy
