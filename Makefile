@@ -31,7 +31,7 @@ help:
 install: $(INSTALLED)
 
 # Torch first: where there is no GPU a CPU wheel is enough, and a plain `torch` would pull a CUDA build.
-EXTENSION := ivy_gateway/unigram/CMakeLists.txt $(wildcard ivy_gateway/unigram/src/*)
+EXTENSION := ivy_gateway/compiled_tokenizer/CMakeLists.txt $(wildcard ivy_gateway/compiled_tokenizer/src/*)
 $(INSTALLED): pyproject.toml constraints.txt $(EXTENSION)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || \

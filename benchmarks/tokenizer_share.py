@@ -32,7 +32,7 @@ _PHASES = ("tokenize", "queue", "inference", "total")
 _READY_SECONDS = 60.0
 # The gateway as it is where the extension was not built.
 _WITHOUT = (
-    "import ivy_gateway.unigram.encoder as encoder, runpy; encoder._native = None;"
+    "import ivy_gateway.compiled_tokenizer.encoder as encoder, runpy; encoder._native = None;"
     "runpy.run_module('ivy_gateway', run_name='__main__', alter_sys=True)"
 )
 

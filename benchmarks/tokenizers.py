@@ -31,8 +31,8 @@ from tokenizers import Tokenizer
 from benchmarks import report, tokenizer_share
 from benchmarks.tokenizer_files import read_content
 from benchmarks.xquad import SHARED, Xquad
+from ivy_gateway.compiled_tokenizer.encoder import FastEncoder, Frame, Side, fast_encoder
 from ivy_gateway.special_tokens import Json, Templates, literal_form
-from ivy_gateway.unigram.encoder import FastEncoder, Frame, Side, fast_encoder
 
 LANGUAGES = ("ar", "de", "en", "hi", "ru", "th", "zh")
 LENGTHS = (32, 128, 512, 4096)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from ivy_gateway.compiled_tokenizer.encoder import Encoded, FastEncoder, Frame, Side
 from ivy_gateway.jobs import EncodedInput
 from ivy_gateway.special_tokens import Piece, Template
 from ivy_gateway.templates import Prompt, Text
 from ivy_gateway.truncation import Cut, PairLimits, fit_query
-from ivy_gateway.unigram.encoder import Encoded, FastEncoder, Frame, Side
 
 
 def can_frame(prompts: Sequence[Prompt]) -> bool:

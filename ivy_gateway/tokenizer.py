@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from ivy_gateway import faults
 from ivy_gateway.chat_template import ChatTemplate, RenderedChat
 from ivy_gateway.chat_tokens import ChatTokens
+from ivy_gateway.compiled_tokenizer.encoder import FastEncoder, NoEncoder, NotUnicode, fast_encoder
 from ivy_gateway.errors import InvalidValue, StartupError
 from ivy_gateway.framing import can_frame, encode_documents, encode_texts
 from ivy_gateway.jobs import (
@@ -51,7 +52,6 @@ from ivy_gateway.truncation import (
     fit_text,
     join,
 )
-from ivy_gateway.unigram.encoder import FastEncoder, NoEncoder, NotUnicode, fast_encoder
 from protos.fingerprint import tokenizer_hash
 
 logger = logging.getLogger(__name__)

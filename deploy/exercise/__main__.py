@@ -97,7 +97,9 @@ def _build(folder: Path) -> None:
     )
     python = folder / "gateway" / "opt" / "bouquet" / "bin" / "python"
     expect(not _imports(python, "torch"), "the gateway has no torch")
-    expect(_imports(python, "ivy_gateway.unigram._native"), "the gateway has its tokenizer extension")
+    expect(
+        _imports(python, "ivy_gateway.compiled_tokenizer._native"), "the gateway has its tokenizer extension"
+    )
 
 
 def _imports(python: Path, module: str) -> bool:

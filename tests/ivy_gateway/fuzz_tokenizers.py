@@ -23,12 +23,12 @@ from tokenizers import Tokenizer
 
 from benchmarks.tokenizer_files import read_content
 from ivy_gateway import framing
+from ivy_gateway.compiled_tokenizer import byte_letters
+from ivy_gateway.compiled_tokenizer.encoder import FastEncoder, fast_encoder
 from ivy_gateway.jobs import EncodedInput
 from ivy_gateway.special_tokens import Json, Template, Templates, literal_form
 from ivy_gateway.templates import Prompt
 from ivy_gateway.truncation import Cut, PairLimits, fit_pair, fit_text
-from ivy_gateway.unigram import byte_letters
-from ivy_gateway.unigram.encoder import FastEncoder, fast_encoder
 from tests.ivy_gateway.byte_pipelines import in_pipeline
 from tests.ivy_gateway.fuzz_texts import TextMaker, passages
 

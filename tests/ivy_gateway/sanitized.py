@@ -1,7 +1,7 @@
 """The encoder by itself, under the address and undefined-behaviour sanitizers: `make sanitize`.
 
-Builds `ivy_gateway/unigram/checks` with clang, writes each tokenizer and a corpus of made texts with the
-library's ids into files, runs the corpus, then libFuzzer for some seconds. Exit status 1 where any fails.
+Builds `ivy_gateway/compiled_tokenizer/checks` with clang, writes each tokenizer and a corpus of made texts
+with the library's ids into files, runs the corpus, then libFuzzer for some seconds. Exit status 1 where any fails.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from ivy_gateway.compiled_tokenizer import bert_characters, pipelines
 from ivy_gateway.special_tokens import Json
-from ivy_gateway.unigram import bert_characters, pipelines
 from tests.ivy_gateway.fuzz_tokenizers import FILES, ROOT, Subject
 
 SOURCES = ROOT / "ivy_gateway" / "unigram"

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, trainers
 from tokenizers.normalizers import NFC, NFD
 
 from benchmarks.tokenizer_files import read_content
+from ivy_gateway.compiled_tokenizer import byte_letters, code_points, encoder
+from ivy_gateway.compiled_tokenizer.encoder import Frame, NoEncoder, NotUnicode, Side, fast_encoder
 from ivy_gateway.special_tokens import Templates, literal_form
-from ivy_gateway.unigram import byte_letters, code_points, encoder
-from ivy_gateway.unigram.encoder import Frame, NoEncoder, NotUnicode, Side, fast_encoder
 from tests.ivy_gateway import byte_pipelines
 from tests.ivy_gateway.byte_pipelines import added_token, byte_level, in_pipeline, split
 from tests.ivy_gateway.fuzz_texts import passages

@@ -16,12 +16,12 @@ import pytest
 from tokenizers import Tokenizer, normalizers
 
 from benchmarks.tokenizer_files import read_content
+from ivy_gateway.compiled_tokenizer import encoder, graphemes, pipelines, probes
+from ivy_gateway.compiled_tokenizer.encoder import Frame, NoEncoder, NotUnicode, Side, fast_encoder
 from ivy_gateway.jobs import Truncation
 from ivy_gateway.special_tokens import literal_form
 from ivy_gateway.templates import Prompt
 from ivy_gateway.tokenizer import TextTokenizer
-from ivy_gateway.unigram import encoder, graphemes, pipelines, probes
-from ivy_gateway.unigram.encoder import Frame, NoEncoder, NotUnicode, Side, fast_encoder
 from tests.ivy_gateway.fuzz_texts import passages
 from tests.ivy_gateway.fuzz_tokenizers import Outcome, Subject, compare
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 
 from benchmarks.tokenizer_files import read_content
-from ivy_gateway.unigram import bert_characters, encoder
-from ivy_gateway.unigram.encoder import Frame, NoEncoder, Side, fast_encoder
+from ivy_gateway.compiled_tokenizer import bert_characters, encoder
+from ivy_gateway.compiled_tokenizer.encoder import Frame, NoEncoder, Side, fast_encoder
 from tests.ivy_gateway.fuzz_tokenizers import Outcome, Subject, compare
 
 pytestmark = pytest.mark.skipif(encoder._native is None, reason="the extension was not built")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.normalizers import NFC
 
-from ivy_gateway.unigram import _native, bert_characters, byte_letters, code_points, graphemes
+from ivy_gateway.compiled_tokenizer import _native, bert_characters, byte_letters, code_points, graphemes
 
 Json = dict[str, Any]
 

@@ -1,9 +1,9 @@
 """Which code points make one extended grapheme cluster: asked of `tokenizers`, whose Unicode version decides.
 
-`python -m ivy_gateway.unigram.graphemes` writes the table that the extension is built with, and `agrees`
-asks at start whether the installed library still gives it. The question is always the same: a `Precompiled`
-normalizer with one key replaces a short cluster that starts with this key whole, so a combining mark after
-the key vanishes exactly where the key starts a cluster. Rules (GB..): Unicode Standard Annex 29.
+`python -m ivy_gateway.compiled_tokenizer.graphemes` writes the table that the extension is built with, and
+`agrees` asks at start whether the installed library still gives it. The question is always the same: a
+`Precompiled` normalizer with one key replaces a short cluster that starts with this key whole, so a combining
+mark after the key vanishes exactly where the key starts a cluster. Rules (GB..): Unicode Standard Annex 29.
 """
 
 from __future__ import annotations
@@ -141,7 +141,10 @@ def table() -> str:
     lines = (
         f"{{0x{a:X}, 0x{b:X}, Break::{kind}, Conjunct::{conjunct}}},\n" for a, b, kind, conjunct in ranges()
     )
-    return "// Written by `python -m ivy_gateway.unigram.graphemes`: not to be edited.\n" + "".join(lines)
+    return (
+        "// Written by `python -m ivy_gateway.compiled_tokenizer.graphemes`: not to be edited.\n"
+        + "".join(lines)
+    )
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ivy_gateway.unigram import probes
+from ivy_gateway.compiled_tokenizer import probes
 
 try:
-    from ivy_gateway.unigram import _native, pipelines
+    from ivy_gateway.compiled_tokenizer import _native, pipelines
 except ImportError:  # built without a compiler
     _native = None  # type: ignore[assignment]
 
