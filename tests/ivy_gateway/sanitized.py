@@ -1,7 +1,8 @@
 """The encoder by itself, under the address and undefined-behaviour sanitizers: `make sanitize`.
 
 Builds `ivy_gateway/compiled_tokenizer/checks` with clang, writes each tokenizer and a corpus of made texts
-with the library's ids into files, runs the corpus, then libFuzzer for some seconds. Exit status 1 where any fails.
+with the library's ids into files, runs the corpus, then libFuzzer for some seconds. Exit status 1 where any
+fails.
 """
 
 from __future__ import annotations
