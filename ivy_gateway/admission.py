@@ -6,9 +6,8 @@ replicas or of HTTP.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ivy_gateway import metrics
@@ -54,7 +53,10 @@ class AdmissionLimits:
 
 
 class Ticket:
-    """An admitted request: its cost, estimated until its texts are tokenized, in its lane."""
+    """A request: its cost, estimated until its texts are tokenized, in its lane; inside while a block lasts.
+
+    No generator, as each request has one.
+    """
 
     def __init__(
         self, admission: Admission, asked: Lane | None, num_inputs: int, num_characters: int
@@ -65,6 +67,15 @@ class Ticket:
         self._admission = admission
         self._asked = asked
         self._num_inputs = num_inputs
+
+    def __enter__(self) -> Ticket:
+        """Come in. Raises `Overloaded`."""
+        self._admission.let_in(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Be gone."""
+        self._admission.let_out(self)
 
     def correct(self, cost: int) -> None:
         """The request costs `cost` tokens; it changes its lane if it is of another size than it looked."""
@@ -85,6 +96,7 @@ class Admission:
         self._flows = {lane: _Flow(clock) for lane in Lane}
         self._sizes = _Sizes()
         self._tokens_per_character = 0.3
+        self._names = {lane: lane.value for lane in Lane}  # which the enum takes its time to say
 
     @property
     def tokens(self) -> int:
@@ -122,25 +134,27 @@ class Admission:
         if (waiting >= standing and flow.grows(EXCESS)) or (waiting >= longest and flow.grows(1.0)):
             self._refuse("seconds", lane, waiting - standing)
 
-    @contextlib.contextmanager
-    def admitted(self, asked: Lane | None, num_inputs: int, num_characters: int) -> Iterator[Ticket]:
-        """Count a whole request for as long as the block lasts. Raises `Overloaded`."""
-        ticket = Ticket(self, asked, num_inputs, num_characters)
+    def admitted(self, asked: Lane | None, num_inputs: int, num_characters: int) -> Ticket:
+        """A whole request, counted for as long as a block lasts, whose start may raise `Overloaded`."""
+        return Ticket(self, asked, num_inputs, num_characters)
+
+    def let_in(self, ticket: Ticket) -> None:
+        """Count the request of `ticket`. Raises `Overloaded`."""
         self.check(ticket.lane)
         self._enter(ticket.lane)
         self._count(ticket, 1)
-        try:
-            yield ticket
-        finally:
-            self._count(ticket, -1)
-            self._flows[ticket.lane].went()
+
+    def let_out(self, ticket: Ticket) -> None:
+        """The request of `ticket` is done, whatever became of it."""
+        self._count(ticket, -1)
+        self._flows[ticket.lane].went()
 
     def move(self, ticket: Ticket, lane: Lane, cost: int) -> None:
         """Count the request of `ticket` as one of `cost` tokens in `lane`."""
         if lane is ticket.lane:
             self._tokens[lane] += cost - ticket.cost
             ticket.cost = cost
-            metrics.queue_changed(lane.value, self._tokens[lane])
+            metrics.queue_changed(self._names[lane], self._tokens[lane])
         else:
             self._count(ticket, -1)
             self._flows[ticket.lane].went()
@@ -163,7 +177,7 @@ class Admission:
         self._tokens[ticket.lane] += sign * ticket.cost
         self._requests[ticket.lane] += sign
         self._rate.set_busy(self.num_requests > 0)
-        metrics.queue_changed(ticket.lane.value, self._tokens[ticket.lane])
+        metrics.queue_changed(self._names[ticket.lane], self._tokens[ticket.lane])
 
     def _bounds(self, lane: Lane) -> tuple[float, float]:
         """Tokens that may wait in `lane` while the queue grows at all, and while it grows fast."""

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import difflib
 import logging
+import os
 import re
-import secrets
 import time
 from collections.abc import AsyncIterator
 
@@ -116,7 +116,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     wakefulness = Wakefulness(config.awake_ms / 1000)
     pool = PoolSettings.of(config, wakefulness)
     foreign = ForeignVocabulary.load(config.token_ids) if config.token_ids not in OWN_ID_POLICIES else None
-    app = FastAPI(
+    app = Application(
         title="Bouquet",
         version=__version__,
         lifespan=lambda app: _lifespan(app, config, profile, tokenizer, pool, foreign),
@@ -131,27 +131,46 @@ def create_app(config: GatewayConfig) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _no_such_route)
-    _add_middleware(app, config, keys)
+    app.entrance = _entrance(app, config, keys)
     return app
 
 
-def _add_middleware(app: FastAPI, config: GatewayConfig, keys: ApiKeys) -> None:
+class Application(FastAPI):
+    """The framework's application behind our own layers, at whose `entrance` every request comes in.
+
+    Those that the innermost layer knows never reach the framework's, which would each take their time.
+    """
+
+    entrance: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, or start and stop."""
+        if scope["type"] == "http":
+            scope["app"] = self
+            await self.entrance(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def by_framework(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request whose path or method is none that we know."""
+        await super().__call__(scope, receive, send)
+
+
+def _entrance(app: Application, config: GatewayConfig, keys: ApiKeys) -> ASGIApp:
     """From the inside out: handlers, keys, cross-origin requests (preflights carry no key), request ids."""
-    app.add_middleware(DirectRoutes, routes=[route for router in ROUTERS for route in router.routes])
+    layers: ASGIApp = DirectRoutes(app.by_framework, [route for router in ROUTERS for route in router.routes])
     if keys:
         open_paths = PROBES | ({"/metrics"} if config.open_metrics else set())
-        app.add_middleware(
-            RequireKey, keys=keys, open_paths=open_paths, family_of=lambda path: family_of(path, _FAMILIES)
-        )
+        layers = RequireKey(layers, keys, open_paths, lambda path: family_of(path, _FAMILIES))
     if config.cors_allow_origins != ("none",):
-        app.add_middleware(
-            CrossOrigin,
+        layers = CrossOrigin(
+            layers,
             allow_origins=config.cors_allow_origins,
             allow_methods=("GET", "POST", "OPTIONS"),
             allow_headers=("authorization", "content-type", "traceparent", "x-bouquet-lane", "x-request-id"),
             expose_headers=_EXPOSED_HEADERS,
         )
-    app.add_middleware(RequestScope, drain=app.state.drain, access_log=config.access_log)
+    return RequestScope(layers, app.state.drain, config.access_log)
 
 
 @contextlib.asynccontextmanager
@@ -311,5 +330,5 @@ def _read_context(scope: Scope) -> RequestContext:
             context.traceparent = text if _TRACEPARENT.fullmatch(text) else ""
         elif name == b"x-bouquet-lane":
             context.lane_header = value
-    context.request_id = context.request_id or secrets.token_hex(16)
+    context.request_id = context.request_id or os.urandom(16).hex()
     return context

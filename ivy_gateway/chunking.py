@@ -5,7 +5,6 @@ Pure functions: knows nothing of replicas, of deadlines or of what the rows mean
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +29,8 @@ def split(
     inputs last: one for each replica that could work at the same time.
     """
     total = sum(item.num_tokens for item in inputs)
+    if parts == 1 and total <= max_tokens and 0 < len(inputs) <= max_inputs:
+        return [Chunk(tuple(inputs), output, lane)]
     wanted = min(max(parts, -(-total // max_tokens)), max(len(inputs), 1))
     chunks: list[Chunk] = []
     current: list[EncodedInput] = []
@@ -51,7 +52,7 @@ def merge(chunk_rows: Sequence[NDArray[Any]], chunks: Sequence[Chunk]) -> NDArra
     assert len(chunk_rows) == len(chunks), "one block of rows per chunk: this is a bug of the caller"
     rows_RD = chunk_rows[0] if len(chunk_rows) == 1 else np.concatenate(chunk_rows)
     indexes = [item.index for chunk in chunks for item in chunk.inputs]
-    if all(earlier < later for earlier, later in itertools.pairwise(indexes)):
+    if indexes == sorted(indexes):
         return rows_RD
     counts = [item.num_rows(chunk.output) for chunk in chunks for item in chunk.inputs]
     parts = np.split(rows_RD, np.cumsum(counts)[:-1])

@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -58,6 +59,47 @@ class _Refused(Exception):
     """The parser is stopped: the request is over a limit."""
 
 
+class _ReplyTransport(asyncio.Transport):
+    """A connection's transport for one reply, whose head goes out together with what follows it.
+
+    Two writes are two system calls, and wake a client twice. ASGI wants it so too: nothing is sent before a
+    first part of the body is there.
+    """
+
+    __slots__ = ("_cycle", "_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        super().__init__()
+        self._transport = transport
+        self._cycle: RequestResponseCycle | None = cycle  # until it gives a head: they hold each other
+        self._head: bytes | None = None  # while it waits
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        """Send `data`, unless it is the head; what comes before that asks the client to go on."""
+        if self._head is not None:
+            self._transport.writelines((self._head, data))
+            self._head = None
+        elif self._cycle is not None and self._cycle.response_started:
+            self._head, self._cycle = data, None
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send the head of a reply that has no body."""
+        if self._head is not None:
+            self._transport.write(self._head)
+            self._head = None
+
+    def close(self) -> None:
+        """Close the connection, once everything is sent."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed, or about to be."""
+        return self._transport.is_closing()
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. `limits` and `wakefulness` are the process's; `protocol_with` sets them."""
 
@@ -80,6 +122,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unwritten = 0  # bytes in the write buffer when it last shrank
         self._unwritten_since: float | None = None
         self._closes_at: float | None = None
+        self._reply: _ReplyTransport | None = None  # the one under way, or the last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in, or refuse it where there are too many."""
@@ -134,6 +177,16 @@ class LimitedProtocol(HttpToolsProtocol):
         """The whole request is there."""
         self._enter(_Phase.NOTHING)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The whole reply was written."""
+        if self._reply is not None:
+            self._reply.flush()
+        super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        cycle.transport = self._reply = _ReplyTransport(self.transport, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that could not be parsed, or was refused while it was."""

@@ -6,7 +6,6 @@ Knows nothing of HTTP, of tokenizers or of gRPC.
 from __future__ import annotations
 
 import enum
-import functools
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +36,8 @@ class Output(enum.Enum):
     BITS = "bits"  # signs, eight to a byte, the first dimension in the most significant bit
     TOKENS = "tokens"  # of servers only: a float32 vector for every token, its last hidden state
 
+    __hash__ = object.__hash__  # a key several times a request: the enum's own is a Python function
+
 
 class Lane(enum.Enum):
     """Who goes first where requests wait. Inside a lane the order of arrival decides."""
@@ -44,7 +45,7 @@ class Lane(enum.Enum):
     INTERACTIVE = "interactive"
     BULK = "bulk"  # steps back, but not for longer than its patience
 
-    __hash__ = object.__hash__  # a key several times a request: the enum's own is a Python function
+    __hash__ = object.__hash__  # as above
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,18 +208,18 @@ class EncodedInput:
         return 1 if self.spans is None else len(self.spans)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Consecutive inputs of one job that travel in one message to one replica."""
+    """Consecutive inputs of one job that travel in one message to one replica; `num_tokens` is its cost."""
 
     inputs: tuple[EncodedInput, ...]
     output: Output = Output.OWN
     lane: Lane = Lane.INTERACTIVE
+    num_tokens: int = field(init=False)
 
-    @functools.cached_property
-    def num_tokens(self) -> int:
-        """What the chunk costs, in tokens."""
-        return sum(len(item.token_ids) for item in self.inputs)
+    def __post_init__(self) -> None:
+        """Count once what is asked for several times."""
+        object.__setattr__(self, "num_tokens", sum(len(item.token_ids) for item in self.inputs))
 
     @property
     def num_rows(self) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,14 @@ from numpy.typing import NDArray
 from ivy_gateway import chunking, faults, metrics, request_context, scoring, tracing, vectors
 from ivy_gateway.admission import Admission, AdmissionLimits, Ticket
 from ivy_gateway.config import GatewayConfig
-from ivy_gateway.errors import DeadlineExceeded, InferenceFailed, InvalidValue, TooManyInputs, UnsupportedTask
+from ivy_gateway.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidValue,
+    Overloaded,
+    TooManyInputs,
+    UnsupportedTask,
+)
 from ivy_gateway.foreign_vocabulary import ForeignVocabulary
 from ivy_gateway.jobs import (
     Chunk,
@@ -86,7 +94,7 @@ class Pipeline:
         self.profile = profile
         self.pool = pool
         self.foreign_vocabulary = foreign_vocabulary
-        self.admission = Admission(AdmissionLimits.of(config), _now)
+        self.admission = Admission(AdmissionLimits.of(config), time.monotonic)
         self._tokenizer = tokenizer
         self._space_of: pb.DescribeReply | None = None  # the description that `_space` was made of
         self._space = ""
@@ -217,21 +225,18 @@ class Pipeline:
         jobs = [job if output is job.output else replace(job, output=output) for output in outputs]
         quantized = pb.OUTPUT_INT8 in served.outputs
         wired = vectors.wire_outputs(jobs, served.dimensions, quantized=quantized)
-        began = _now()
+        began = time.monotonic()
         encoded = await self._encode_texts(job)
-        tokenized = _now()
-        rows = {
-            wire: await self._compute(encoded, job.deadline, ticket, wire) for wire in dict.fromkeys(wired)
-        }
+        tokenized = time.monotonic()
+        rows: dict[Output, _Rows] = {}
+        for wire in dict.fromkeys(wired):
+            rows[wire] = await self._compute(encoded, job.deadline, ticket, wire)
         usage, timings = _usage(encoded, ticket), _timings(began, tokenized, *rows.values())
-        finished = (
-            vectors.finish(rows[wire].rows, wanted, already_normalized=served.normalized)
-            for wanted, wire in zip(jobs, wired, strict=True)
-        )
-        return {
-            output: EmbeddingResult(vectors_ND, usage, timings)
-            for output, vectors_ND in zip(outputs, finished, strict=True)
-        }
+        results = {}
+        for wanted, wire in zip(jobs, wired, strict=True):
+            vectors_ND = vectors.finish(rows[wire].rows, wanted, already_normalized=served.normalized)
+            results[wanted.output] = EmbeddingResult(vectors_ND, usage, timings)
+        return results
 
     async def _embed_documents(self, job: DocumentsJob, ticket: Ticket) -> NestedResult:
         served = self.pool.description
@@ -239,11 +244,11 @@ class Pipeline:
             self.profile.dimensions.check(job.dimensions, served.dimensions, job.dimensions_field)
         quantized = pb.OUTPUT_INT8 in served.outputs
         output = vectors.wire_output(job, served.dimensions, quantized=quantized)
-        began = _now()
+        began = time.monotonic()
         encoded = await self._tokenizer.encode_documents(
             job.documents, served.max_length or None, job.input_field
         )
-        tokenized = _now()
+        tokenized = time.monotonic()
         rows = await self._compute(encoded, job.deadline, ticket, output)
         finished = vectors.finish(rows.rows, job, already_normalized=served.normalized)
         usage = _usage(encoded, ticket)
@@ -252,10 +257,10 @@ class Pipeline:
     async def _embed_tokens(self, job: EmbedJob, ticket: Ticket) -> NestedResult:
         width = self.pool.description.hidden_size
         vectors.wire_output(job, width, quantized=False)  # refuses what hidden states cannot be
-        began = _now()
+        began = time.monotonic()
         encoded = await self._encode_texts(job)
         _check_fits_reply(encoded, width, job.input_field)
-        tokenized = _now()
+        tokenized = time.monotonic()
         rows = await self._compute(encoded, job.deadline, ticket, Output.TOKENS)
         finished = vectors.finish(rows.rows, job, already_normalized=False)
         counts, usage = _counts(encoded, Output.TOKENS), _usage(encoded, ticket)
@@ -280,21 +285,21 @@ class Pipeline:
     async def _score_pairs(self, job: ScoreJob, ticket: Ticket) -> ScoreResult:
         if (num_labels := self.pool.description.dimensions) != 1:
             raise UnsupportedTask(f"model is not a re-ranker model: it has {num_labels} labels")
-        began = _now()
+        began = time.monotonic()
         encoded = await self._encode_pairs(job)
-        tokenized = _now()
+        tokenized = time.monotonic()
         rows = await self._compute(encoded, job.deadline, ticket)
         logits = rows.rows[:, 0].astype(np.float32)
         scores = logits if job.raw_scores else scoring.activate(logits, self.profile.score_activation)
         return ScoreResult(scores, logits, _usage(encoded, ticket), _timings(began, tokenized, rows))
 
     async def _classify(self, job: ClassifyJob, ticket: Ticket) -> ClassifyResult:
-        began = _now()
+        began = time.monotonic()
         if job.conversation is None:
             encoded = await self._encode_texts_and_pairs(job)
         else:
             encoded = [await self._encode_chat(job.conversation, job.truncation, job.input_field)]
-        tokenized = _now()
+        tokenized = time.monotonic()
         rows = await self._compute(encoded, job.deadline, ticket)
         logits = rows.rows.astype(np.float32)
         scores = logits if job.raw_scores else scoring.activate(logits, self.profile.score_activation)
@@ -335,7 +340,7 @@ class Pipeline:
         if job.joined or any(isinstance(text, TokenIds) for pair in job.pairs for text in pair):
             raise UnsupportedTask("token ids to score need a cross-encoder; this model embeds texts")
         _refuse_instruction(job.instruction, "is not supported with this model, which embeds texts")
-        began = _now()
+        began = time.monotonic()
         left, right = ([pair[side] for pair in job.pairs] for side in (0, 1))
         limits = (job.max_tokens_per_query, job.max_tokens_per_document)
         (encoded_left, places_left), (encoded_right, places_right) = [
@@ -345,7 +350,7 @@ class Pipeline:
             )
         ]
         encoded = [replace(item, index=i) for i, item in enumerate(encoded_left + encoded_right)]
-        tokenized = _now()
+        tokenized = time.monotonic()
         rows = await self._compute(encoded, job.deadline, ticket)
         left_ND = rows.rows[places_left]
         right_ND = rows.rows[len(encoded_left) + places_right]
@@ -377,7 +382,9 @@ class Pipeline:
         stamp("gateway.tokenized")
         cost = sum(item.num_tokens for item in encoded)
         ticket.correct(cost)
-        parts = min(self.pool.num_ready, cost // MIN_PART_TOKENS)
+        parts = cost // MIN_PART_TOKENS
+        if parts > 1:
+            parts = min(parts, self.pool.num_ready)
         limits = (self.config.max_chunk_tokens, self.config.max_chunk_inputs)
         chunks = chunking.split(encoded, *limits, max(1, parts), output, ticket.lane)
         answers = await self._scatter(chunks, deadline)
@@ -385,8 +392,8 @@ class Pipeline:
         rows = chunking.merge([answer.rows for answer in answers], chunks)
         faults.point("post")
         _check_finite(rows, encoded, output)
-        queue = sum(answer.queue for answer in answers) / len(answers)
-        return _Rows(rows, queue, sum(answer.inference for answer in answers) / len(answers))
+        queue, inference = _seconds(answers)
+        return _Rows(rows, queue / len(answers), inference / len(answers))
 
     async def _scatter(self, chunks: Sequence[Chunk], deadline: float) -> list[ChunkRows]:
         if len(chunks) == 1:
@@ -415,25 +422,15 @@ class Pipeline:
         self.admission.done(chunk.num_tokens)
         return rows
 
-    @contextlib.asynccontextmanager
-    async def _accepted(
-        self, num_inputs: int, said: Iterable[JobInput], deadline: float
-    ) -> AsyncIterator[Ticket]:
+    def _accepted(self, num_inputs: int, said: Iterable[JobInput], deadline: float) -> _Accepted:
         """Count a job, from before its texts are tokenized, and leave the block at its deadline.
 
         Raises `Overloaded` where there is too much work already, and `DeadlineExceeded`.
         """
         stamp("gateway.job")
         asked = request_context.current().lane
-        metrics.job_started(num_inputs)
-        try:
-            with self.admission.admitted(asked, num_inputs, num_characters(said)) as ticket:
-                async with asyncio.timeout_at(deadline):
-                    yield ticket
-        except TimeoutError:
-            raise _late() from None
-        finally:
-            metrics.job_ended(num_inputs)
+        ticket = self.admission.admitted(asked, num_inputs, num_characters(said))
+        return _Accepted(ticket, num_inputs, deadline)
 
     def _within_limit(self, truncation: Truncation) -> Truncation:
         """Tighten `truncation` where the servers accept less than the model's own files allow."""
@@ -441,6 +438,46 @@ class Pipeline:
         if not served or served >= self.profile.max_length:
             return truncation
         return replace(truncation, max_tokens=min(served, truncation.max_tokens or served))
+
+
+class _Accepted:
+    """What `Pipeline._accepted` gives; neither a generator nor `asyncio.timeout`, as each request has one."""
+
+    __slots__ = ("_cancelling", "_deadline", "_is_late", "_num_inputs", "_task", "_ticket", "_timer")
+
+    _cancelling: int
+    _task: asyncio.Task[Any]
+    _timer: asyncio.TimerHandle
+
+    def __init__(self, ticket: Ticket, num_inputs: int, deadline: float) -> None:
+        self._ticket = ticket
+        self._num_inputs = num_inputs
+        self._deadline = deadline
+        self._is_late = False
+
+    async def __aenter__(self) -> Ticket:
+        metrics.job_started(self._num_inputs)
+        try:
+            self._ticket.__enter__()
+        except Overloaded:
+            metrics.job_ended(self._num_inputs)
+            raise
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
+        self._timer = task.get_loop().call_at(self._deadline, self._end_late)
+        return self._ticket
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._timer.cancel()
+        self._ticket.__exit__()
+        metrics.job_ended(self._num_inputs)
+        if self._is_late and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise _late() from None
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        self._task.cancel()
 
 
 def _refuse_instruction(instruction: str | None, reason: str) -> None:
@@ -480,17 +517,25 @@ def _said(job: EmbedJob | ClassifyJob) -> Sequence[JobInput]:
 
 
 def _usage(encoded: Sequence[EncodedInput], ticket: Ticket) -> Usage:
-    return Usage(
-        num_tokens=sum(item.num_tokens for item in encoded),
-        num_characters=ticket.num_characters,
-        num_truncated=sum(item.truncated for item in encoded),
-    )
+    num_tokens = num_truncated = 0
+    for item in encoded:
+        num_tokens += len(item.token_ids)
+        num_truncated += item.truncated
+    return Usage(num_tokens, ticket.num_characters, num_truncated)
 
 
 def _timings(began: float, tokenized: float, *passes: _Rows) -> PhaseTimings:
     tracing.tokenized(began, tokenized)
-    queue, inference = sum(rows.queue for rows in passes), sum(rows.inference for rows in passes)
-    return PhaseTimings(tokenized - began, queue, inference, _now() - began)
+    return PhaseTimings(tokenized - began, *_seconds(passes), time.monotonic() - began)
+
+
+def _seconds(answers: Iterable[ChunkRows | _Rows]) -> tuple[float, float]:
+    """All that `answers` spent in queues, and under computation."""
+    queue = inference = 0.0
+    for answer in answers:
+        queue += answer.queue
+        inference += answer.inference
+    return queue, inference
 
 
 @contextlib.asynccontextmanager
@@ -505,7 +550,3 @@ async def _until(deadline: float) -> AsyncIterator[None]:
 
 def _late() -> DeadlineExceeded:
     return DeadlineExceeded("the deadline passed before the request was done")
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -81,9 +82,7 @@ class _Waiter:
     lane: Lane
     avoid: Replica | None
     arrival: float
-    granted: asyncio.Future[Replica] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    granted: asyncio.Future[Replica] = field(init=False)  # made once it has to wait
 
 
 class ReplicaPool:
@@ -204,9 +203,14 @@ class ReplicaPool:
         taken only when it is the last one. Raises `Unavailable` when there is nobody to wait for and
         `DeadlineExceeded` when nobody had room in time.
         """
-        return _Lease(self, _Waiter(cost, lane, avoid, _now()), deadline)
+        return _Lease(self, _Waiter(cost, lane, avoid, time.monotonic()), deadline)
 
     async def _acquire(self, waiter: _Waiter, deadline: float) -> Replica:
+        if not self._waiting and (replica := _replica_for(waiter, self._rotation())) is not None:
+            self._last_rotation = waiter.arrival
+            replica.charge(waiter.cost, waiter.lane)
+            return replica
+        waiter.granted = asyncio.get_running_loop().create_future()
         self._waiting.push(waiter)
         self._grant()
         if waiter.granted.done():
@@ -236,7 +240,7 @@ class ReplicaPool:
 
     def _grant(self) -> None:
         """Hand free room to the waiting chunks; fail them when nobody has been there for too long."""
-        rotation, now = self._rotation(), _now()
+        rotation, now = self._rotation(), time.monotonic()
         if rotation:
             self._first_ready.set()
             self._last_rotation = now
@@ -280,10 +284,10 @@ class ReplicaPool:
 
     async def _watch(self) -> None:
         """Let time pass for the replicas: only as much as this loop was turning, whatever the clock says."""
-        last = _now()
+        last = time.monotonic()
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            seconds, last = min(_now() - last, _MAX_TICK_SECONDS), _now()
+            seconds, last = min(time.monotonic() - last, _MAX_TICK_SECONDS), time.monotonic()
             for replica in list(self._replicas.values()):
                 replica.tick(seconds)
             await self._retire()
@@ -367,10 +371,6 @@ def _replica_for(waiter: _Waiter, rotation: list[Replica]) -> Replica | None:
     if waiter.lane is Lane.BULK:
         with_room = [replica for replica in with_room if replica.has_bulk_room(waiter.cost)]
     return min(with_room, key=lambda replica: replica.outstanding_tokens, default=None)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def _kept(work: Callable[[], Awaitable[None]]) -> None:

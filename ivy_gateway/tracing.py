@@ -99,9 +99,9 @@ def chunk_span(num_tokens: int, num_inputs: int) -> AbstractContextManager[Span 
 
 
 def tokenized(began: float, ended: float) -> None:
-    """Add the span of a tokenization between two moments on the event loop's clock."""
+    """Add the span of a tokenization between two moments on the monotonic clock."""
     if _tracer is not None:
-        offset = time.time_ns() - round(1e9 * asyncio.get_running_loop().time())
+        offset = time.time_ns() - time.monotonic_ns()
         span = _tracer.start_span("tokenize", start_time=offset + round(1e9 * began))
         span.end(offset + round(1e9 * ended))
 

@@ -13,7 +13,6 @@ from typing import NoReturn, TypeAlias
 
 import orjson
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 
 from ivy_gateway import metrics, request_context
 from ivy_gateway.errors import (
@@ -130,7 +129,10 @@ class Fields:
 
     def one_of(self, *names: str) -> str | None:
         """The first of `names` that is there: for fields with several spellings."""
-        return next((name for name in names if name in self), None)
+        for name in names:
+            if name in self:
+                return name
+        return None
 
 
 def _shown(value: JsonValue) -> str:
@@ -153,7 +155,7 @@ async def read_fields(request: Request, max_bytes: int, *, for_servers: bool = T
     Raises `UnsupportedMediaType`, `InvalidHeader`, `BodyTooLarge`, `MalformedJson`, `InvalidField`,
     `ClientGone`, and, before the body is parsed, `Overloaded`.
     """
-    _check_content_type(request.headers.get("content-type"))
+    _check_content_type(_header(request, b"content-type"))
     _read_lane(request_context.current())
     raw = await _read(request, max_bytes)
     stamp("gateway.body")
@@ -194,8 +196,17 @@ def parse_object(raw: bytes) -> dict[str, JsonValue]:
     return value
 
 
-def _check_content_type(content_type: str | None) -> None:
-    kind = (content_type or "").partition(";")[0].strip().lower()
+def _header(request: Request, wanted: bytes) -> str:
+    """A header's value as it came first, empty where it did not come."""
+    for name, value in request.scope["headers"]:
+        if name == wanted:
+            text: str = value.decode("latin-1")
+            return text
+    return ""
+
+
+def _check_content_type(content_type: str) -> None:
+    kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMediaType(f"the content type must be application/json, got {kind[:80] or 'none'}")
 
@@ -205,18 +216,17 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
     The drain lets ordinary clients, which send everything before they listen, see the answer.
     """
-    declared = request.headers.get("content-length", "")
-    size, parts = 0, []
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size <= max_bytes:
-                parts.append(part)
-            elif size > 2 * max_bytes:
-                break
-    except ClientDisconnect:
-        raise ClientGone from None
+    size, parts, more = 0, [], True
+    while more and size <= 2 * max_bytes:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part, more = message.get("body", b""), message.get("more_body", False)
+        size += len(part)
+        if size <= max_bytes:
+            parts.append(part)
     if size > max_bytes:
+        declared = _header(request, b"content-length")
         got = declared if declared.isdecimal() else f"at least {size}"
         logger.warning(
             "%s: refused a body of %s bytes: --max-body-bytes is %d", request.url.path, got, max_bytes

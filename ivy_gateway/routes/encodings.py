@@ -20,6 +20,9 @@ from ivy_gateway.routes.body import Fields
 
 Results = Mapping[Output, EmbeddingResult]
 
+_DTYPES = tuple(vectors.FLOAT_SIZES)
+_BYTE_ORDERS = ("native", "little", "big")
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
@@ -43,8 +46,8 @@ class FloatFormat:
     @classmethod
     def read(cls, fields: Fields) -> FloatFormat:
         """vLLM's `embed_dtype` and `endianness`; without these, OpenAI's little-endian float32."""
-        dtype = fields.choice("embed_dtype", tuple(vectors.FLOAT_SIZES)) or "float32"
-        byte_order = fields.choice("endianness", ("native", "little", "big")) or "little"
+        dtype = fields.choice("embed_dtype", _DTYPES) or "float32"
+        byte_order = fields.choice("endianness", _BYTE_ORDERS) or "little"
         return cls(dtype, sys.byteorder if byte_order == "native" else byte_order)
 
     def pack(self, vectors_ND: NDArray[Any]) -> NDArray[np.uint8]:
@@ -89,9 +92,10 @@ class Listed:
 
     def values(self, results: Results) -> Iterable[object]:
         """One JSON value per vector."""
-        columns = self.columns(results)
         if not self.keyed:
-            return next(iter(columns.values()))
+            (encoding,) = self.encodings.values()
+            return encoding.values(results)
+        columns = self.columns(results)
         return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 

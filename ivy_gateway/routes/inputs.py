@@ -101,9 +101,11 @@ def read_prompt_name(fields: Fields, profile: ModelProfile, *hint_fields: str) -
     """
     if named := fields.text("prompt_name"):
         return named
-    hints = (fields.get(field) for field in hint_fields)
-    prompts = (_prompt_for(hint, profile) for hint in hints if isinstance(hint, str))
-    return next((prompt for prompt in prompts if prompt is not None), None)
+    for field in hint_fields:
+        hint = fields.get(field)
+        if isinstance(hint, str) and (prompt := _prompt_for(hint, profile)) is not None:
+            return prompt
+    return None
 
 
 def side_prompts(profile: ModelProfile) -> tuple[str | None, str | None]:

@@ -64,6 +64,7 @@ _ENCODINGS = {
     "binary": encodings.BINARY,
 }
 OCTETS = {"bytes": True, "bytes_only": False}  # whether a header describes them
+_FORMATS = (*_ENCODINGS, *OCTETS)
 # A vector takes up to 105 bytes of the `metadata` header, and Python's own client reads lines up to 64 KiB.
 _MAX_DESCRIBED = 512
 FIELDS: dict[str, Schema] = {
@@ -153,12 +154,13 @@ async def answer(request: Request, fields: Fields) -> Response:
 
 def read_format(fields: Fields) -> Format:
     """How vectors are to be written. Only the newer two spellings take a list, only the oldest has bytes."""
-    known = _ENCODINGS | {"base64": FloatFormat.read(fields).base64()}
+    floats = FloatFormat.read(fields)
+    known = _ENCODINGS if floats == FloatFormat() else _ENCODINGS | {"base64": floats.base64()}
     field = fields.one_of(*_ENCODING_FIELDS)
     if field in (None, "encoding_format"):
-        name = fields.choice("encoding_format", (*known, *OCTETS)) or "float"
+        name = fields.choice("encoding_format", _FORMATS) or "float"
         if name in OCTETS:
-            return Octets(FloatFormat.read(fields), OCTETS[name])
+            return Octets(floats, OCTETS[name])
         return Listed({name: known[name]})
     names = fields.choices(field, tuple(known)) or ()
     return Listed({name: known[name] for name in names}, keyed=isinstance(fields.get(field), list))

@@ -8,10 +8,13 @@ import json
 import socket
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from ivy_gateway import metrics, server
 from ivy_gateway.app import create_app
 from ivy_gateway.config import GatewayConfig
+from ivy_gateway.http_protocol import ConnectionLimits, protocol_with
 from protos.fingerprint import tokenizer_hash
 from tests.ivy_gateway.fake_tulip import FakeTulip, serving
 
@@ -240,3 +243,120 @@ async def test_clients_that_hang_up_leave_nothing_behind(minilm):
         assert len(asyncio.all_tasks()) <= before + 5
         gateway.tulip.gate.set()
         assert (await gateway.ask(request({"inputs": "a"})))[0] == 200
+
+
+class Wire(asyncio.Transport):
+    """A connection that notes what goes out at a time."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.sent: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(bytes(data))
+
+    def writelines(self, parts) -> None:
+        self.sent.append(b"".join(parts))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]}
+ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def part(body: bytes, *, more: bool = False) -> dict:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+@contextlib.asynccontextmanager
+async def asked(app, raw: bytes, config: GatewayConfig):
+    """The wire on which `app` answers `raw`, and the tasks that do."""
+    settings = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, server_header=False)
+    settings.load()
+    state, wire = ServerState(), Wire()
+    protocol = protocol_with(ConnectionLimits.of(config))(settings, state, {})
+    protocol.connection_made(wire)
+    protocol.data_received(raw)
+    yield wire, state.tasks
+    await asyncio.gather(*state.tasks)
+    protocol.connection_lost(None)
+
+
+async def test_a_replys_head_goes_out_with_the_first_part_of_its_body(minilm):
+    go_on = asyncio.Event()
+
+    async def app(scope, receive, send):
+        await send(START)
+        await go_on.wait()
+        await send(part(b"ab", more=True))
+        await send(part(b"cd"))
+
+    async with asked(app, ASK, GatewayConfig(model=minilm, replicas=("a:1",))) as (wire, tasks):
+        await asyncio.sleep(0)
+        assert wire.sent == []
+        go_on.set()
+        await asyncio.gather(*tasks)
+        assert wire.sent[0].startswith(b"HTTP/1.1 200 OK\r\n")
+        assert wire.sent[0].endswith(b"\r\n\r\nab")
+        assert wire.sent[1:] == [b"cd"]
+
+
+async def test_replies_on_one_connection_go_out_one_by_one(minilm):
+    async def app(scope, receive, send):
+        await send(START)
+        await send(part(scope["path"].encode()))
+
+    raw = ASK.replace(b"/ ", b"/one ", 1) + ASK.replace(b"/ ", b"/two ", 1)
+    async with asked(app, raw, GatewayConfig(model=minilm, replicas=("a:1",))) as (wire, tasks):
+        while tasks:
+            await asyncio.gather(*tasks)
+        assert [sent[-4:] for sent in wire.sent] == [b"/one", b"/two"]
+        assert all(sent.startswith(b"HTTP/1.1 200") for sent in wire.sent)
+
+
+async def test_a_reply_without_a_body_has_its_head(minilm):
+    async def app(scope, receive, send):
+        await send(START)
+        await send(part(b"abcd"))
+
+    raw = ASK.replace(b"GET", b"HEAD")
+    async with asked(app, raw, GatewayConfig(model=minilm, replicas=("a:1",))) as (wire, tasks):
+        await asyncio.gather(*tasks)
+        (head,) = wire.sent
+        assert head.endswith(b"content-length: 4\r\n\r\n")
+
+
+async def test_the_word_to_go_on_does_not_wait_for_the_reply(minilm):
+    async def app(scope, receive, send):
+        await receive()
+        await send(START)
+        await send(part(b"abcd"))
+
+    raw = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 0\r\n\r\n"
+    async with asked(app, raw, GatewayConfig(model=minilm, replicas=("a:1",))) as (wire, tasks):
+        await asyncio.gather(*tasks)
+        assert wire.sent[0] == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert wire.sent[1].endswith(b"\r\n\r\nabcd")
+
+
+async def test_a_reply_that_breaks_off_ends_with_what_it_had(minilm):
+    async def app(scope, receive, send):
+        await send(START)
+        raise ValueError("a bug")
+
+    async with asked(app, ASK, GatewayConfig(model=minilm, replicas=("a:1",))) as (wire, tasks):
+        await asyncio.gather(*tasks)
+        assert [sent[:15] for sent in wire.sent] == [b"HTTP/1.1 200 OK"]
+        assert wire.closed

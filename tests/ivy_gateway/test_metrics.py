@@ -52,6 +52,18 @@ def test_what_was_noted_is_counted_once(before):
     assert ("te_queue_size",) not in risen
 
 
+def test_jobs_are_counted_however_many_succeed_between_two_folds(before):
+    for _ in range(3 * metrics._MOST_SUCCEEDED + 5):
+        metrics.job_succeeded(1, Usage(10, 40, 0), PhaseTimings(0.1, 0.2, 0.3, 0.6))
+        assert len(metrics._succeeded) < metrics._MOST_SUCCEEDED
+    metrics.fold()
+    after = samples(metrics._REGISTRY)
+    num_jobs = 3 * metrics._MOST_SUCCEEDED + 5
+    assert after[("ivy_tokens_total",)] - before[("ivy_tokens_total",)] == 10 * num_jobs
+    name = ("te_request_duration_count",)
+    assert after[name] - before.get(name, 0) == num_jobs
+
+
 def test_a_gauge_shows_what_was_set_last_and_survives_a_replica_that_comes_back():
     name = ("ivy_replica_outstanding_tokens", "[::1]:1")
     for _ in range(2):
