@@ -47,23 +47,24 @@ class PackedLayout:
 
     cu_lengths: Int32Array  # [B + 1]
     max_length: int
+    num_tokens: int  # T
 
     @classmethod
     def of(cls, lengths: Int32Array) -> PackedLayout:
         """Lay out sequences of `lengths` `[B]` one after the other."""
         cu_lengths = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=cu_lengths[1:])
-        return cls(cu_lengths, int(lengths.max()))
+        return cls(cu_lengths, int(lengths.max()), int(cu_lengths[-1]))
+
+    @classmethod
+    def of_one(cls, length: int) -> PackedLayout:
+        """Lay out a single sequence."""
+        return cls(np.array((0, length), np.int32), length, length)
 
     @property
     def num_sequences(self) -> int:
         """B."""
         return len(self.cu_lengths) - 1
-
-    @property
-    def num_tokens(self) -> int:
-        """T."""
-        return int(self.cu_lengths[-1])
 
     @property
     def lengths(self) -> Int32Array:
@@ -144,9 +145,16 @@ class Batch:
 
     @classmethod
     def pack(cls, sequences: Iterable[Sequence]) -> Batch:
-        """Pack at least one sequence, each of at least one token, in the order given."""
+        """Pack at least one sequence, each of at least one token, in the order given.
+
+        The arrays of a single one are taken as they are.
+        """
         items = tuple(sequences)
         assert items, "an empty batch: this is a bug of the caller"
+        if len(items) == 1:
+            (alone,) = items
+            layout = PackedLayout.of_one(alone.num_tokens)
+            return cls(alone.token_ids, layout.positions(), alone.segment_ids, layout, RowLayout.of(items))
         layout = PackedLayout.of(np.fromiter((s.num_tokens for s in items), np.int32, len(items)))
         token_ids_T = np.concatenate([s.token_ids for s in items])
         return cls(token_ids_T, layout.positions(), _pack_segments(items), layout, RowLayout.of(items))

@@ -10,6 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -44,20 +45,27 @@ class Buckets:
         Otherwise no attention kernel would write their rows, and old memory would be read as keys and
         values of the last sequence's tile: masked, but zero times NaN is NaN.
         """
-        tokens = layout.num_tokens
-        if not self.captures(layout):
-            padded = round_up(tokens, FINE_TOKENS)
-            sequences = layout.num_sequences + (padded != tokens)
-            return PaddedShape(sequences, padded, min(round_up(layout.max_length, FINE_TOKENS), padded))
-        step = FINE_TOKENS if tokens <= FINE_UP_TO else COARSE_TOKENS
-        padded = round_up(tokens, step)
-        sequences = sequence_bucket(layout.num_sequences + (padded != tokens))
-        longest = max(length_bucket(layout.max_length), step)  # the spare sequence is shorter than a step
-        return PaddedShape(sequences, padded, min(longest, padded))
+        padded = _for_graphs if self.captures(layout) else _for_eager_runs
+        return padded(layout.num_sequences, layout.num_tokens, layout.max_length)
 
     def captures(self, layout: PackedLayout) -> bool:
         """Whether a graph pays for this layout."""
         return layout.num_tokens <= self.graph_tokens
+
+
+@lru_cache(4096)  # asked for twice a step, and for much the same layouts again and again
+def _for_graphs(num_sequences: int, num_tokens: int, max_length: int) -> PaddedShape:
+    step = FINE_TOKENS if num_tokens <= FINE_UP_TO else COARSE_TOKENS
+    padded = round_up(num_tokens, step)
+    sequences = sequence_bucket(num_sequences + (padded != num_tokens))
+    longest = max(length_bucket(max_length), step)  # the spare sequence is shorter than a step
+    return PaddedShape(sequences, padded, min(longest, padded))
+
+
+def _for_eager_runs(num_sequences: int, num_tokens: int, max_length: int) -> PaddedShape:
+    padded = round_up(num_tokens, FINE_TOKENS)
+    sequences = num_sequences + (padded != num_tokens)
+    return PaddedShape(sequences, padded, min(round_up(max_length, FINE_TOKENS), padded))
 
 
 def padded_room(max_tokens: int, max_sequences: int) -> tuple[int, int]:

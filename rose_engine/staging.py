@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,8 +33,7 @@ class DeviceBatch:
     per_token: bool = False  # the rows are the tokens' hidden states; else the head's
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedShape:
+class PaddedShape(NamedTuple):
     """What a step is padded to, and the key of its graph. `max_length` bounds every sequence."""
 
     num_sequences: int
@@ -100,8 +99,7 @@ class Slot:
         self.array: Int32Array = self._inputs.numpy()
         self._inputs_of: dict[int, Tensor] = {}
         self._rows: Tensor | None = None
-        self._rows_array: Rows | None = None
-        self._rows_of: dict[int, Tensor] = {}
+        self._rows_of: dict[tuple[torch.Size, torch.dtype], tuple[Tensor, Rows]] = {}
         self.arrival: Arrival | None = None
 
     def free(self) -> None:
@@ -117,16 +115,19 @@ class Slot:
         return view
 
     def rows_like(self, rows_BD: Tensor, max_sequences: int) -> tuple[Tensor, Rows]:
-        """Room for rows of this shape and dtype, as a tensor `[B, D]` and as an array with room to spare."""
-        num_rows, *width = rows_BD.shape
-        if self._rows is None or list(self._rows.shape[1:]) != width or self._rows.dtype != rows_BD.dtype:
-            self._rows = self._device.page_locked((max_sequences, *width), rows_BD.dtype)
-            self._rows_array = self._rows.numpy()
+        """Room for rows of this shape and dtype, as a tensor and as an array `[B, D]`, made once."""
+        key = rows_BD.shape, rows_BD.dtype
+        if (views := self._rows_of.get(key)) is None:
+            views = self._rows_of[key] = self._view_rows(*key, max_sequences)
+        return views
+
+    def _view_rows(self, shape: torch.Size, dtype: torch.dtype, max_sequences: int) -> tuple[Tensor, Rows]:
+        num_rows, *width = shape
+        if self._rows is None or list(self._rows.shape[1:]) != width or self._rows.dtype != dtype:
+            self._rows = self._device.page_locked((max_sequences, *width), dtype)
             self._rows_of.clear()
-        if (view := self._rows_of.get(num_rows)) is None:
-            view = self._rows_of[num_rows] = self._rows[:num_rows]
-        assert self._rows_array is not None
-        return view, self._rows_array
+        view = self._rows[:num_rows]
+        return view, view.numpy()
 
 
 class Stager:
@@ -212,15 +213,18 @@ class Stager:
     def _fill(self, host: Int32Array, batch: Batch, shape: PaddedShape) -> int:
         """Pack a batch into `host`; returns the int32 values used."""
         real, padded = batch.num_tokens, shape.num_tokens
-        _put(host[:padded], batch.token_ids_T, real)
-        _put(host[padded : 2 * padded], batch.position_ids_T, real)
-        _put(host[2 * padded : 3 * padded], _segments_or_zero(batch), real)
         offset = 3 * padded
+        host_3T = host[:offset].reshape(3, padded)
+        host_3T[0, :real] = batch.token_ids_T
+        host_3T[1, :real] = batch.position_ids_T
+        host_3T[2, :real] = 0 if batch.segment_ids_T is None else batch.segment_ids_T
+        starts = offset + batch.num_sequences + 1
+        host[offset:starts] = batch.layout.cu_lengths
         end = offset + shape.num_sequences + 1
-        starts = batch.num_sequences + 1
-        host[offset : offset + starts] = batch.layout.cu_lengths
-        host[offset + starts : end] = real
-        host[end - 1] = padded
+        if end > starts:  # spare sequences, of the spare tokens if there are any
+            host_3T[:, real:] = 0
+            host[starts:end] = real
+            host[end - 1] = padded
         return end
 
     def _view(self, shape: PaddedShape) -> DeviceBatch:
@@ -229,12 +233,3 @@ class Stager:
         cu_lengths = self._device_inputs[end : end + shape.num_sequences + 1]
         layout = RaggedLayout(cu_lengths, shape.max_length, shape.num_sequences, None)
         return DeviceBatch(rows_3T[0], rows_3T[1], rows_3T[2], layout)
-
-
-def _put(padded_T: Int32Array, values_T: Int32Array | int, num_tokens: int) -> None:
-    padded_T[:num_tokens] = values_T
-    padded_T[num_tokens:] = 0
-
-
-def _segments_or_zero(batch: Batch) -> Int32Array | int:
-    return 0 if batch.segment_ids_T is None else batch.segment_ids_T

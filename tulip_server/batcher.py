@@ -22,7 +22,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from tulip_server import metrics
-from tulip_server.chunk import ChunkResult, Lane, PendingChunk, PendingSequence
+from tulip_server.chunk import ChunkPart, ChunkResult, Lane, PendingChunk
 from tulip_server.errors import ChunkError, DeadlineExceeded, Overloaded, ShuttingDown, Wedged
 
 if TYPE_CHECKING:
@@ -70,15 +70,15 @@ class Line:
         self.waiting_tokens += num_tokens
         self.waiting_sequences += len(chunk.sequences)
 
-    def take(self, chunk: PendingChunk, number: int, now: float) -> tuple[list[PendingSequence], int]:
+    def take(self, chunk: PendingChunk, number: int, now: float) -> tuple[ChunkPart, int]:
         """The next `number` sequences of a chunk, dispatched `now`, and their tokens."""
         num_tokens = sum(islice(chunk.waiting_lengths(), number))
-        taken = chunk.take(number, now)
+        part = chunk.take(number, now)
         self.waiting_tokens -= num_tokens
         self.waiting_sequences -= number
         if not chunk.num_waiting:
             del self.chunks[chunk]
-        return taken, num_tokens
+        return part, num_tokens
 
     def remove(self, chunk: PendingChunk) -> None:
         """Forget what of a chunk still waits."""
@@ -178,13 +178,13 @@ class Batcher:
         self.changed.set()
         return chunk
 
-    def next_batch(self) -> list[PendingSequence]:
+    def next_batch(self) -> list[ChunkPart]:
         """Take the sequences that go next, as many as fit the budget, at least one of them.
 
         Rows of tokens and pooled ones never go together: they differ in width.
         Empty only if nothing alive waits: chunks that ended or expired meanwhile are dropped on the way.
         """
-        now, batch, room, bulk_tokens = self.now(), list[PendingSequence](), self._budget, 0
+        now, batch, room, bulk_tokens = self.now(), list[ChunkPart](), self._budget, 0
         for line in self._lines_in_turn(now):
             left = self._fill(batch, line, room, now)
             if line is self._bulk:
@@ -240,7 +240,7 @@ class Batcher:
             return self._bulk, self._interactive
         return self._interactive, self._bulk
 
-    def _fill(self, batch: list[PendingSequence], line: Line, room: BatchBudget, now: float) -> BatchBudget:
+    def _fill(self, batch: list[ChunkPart], line: Line, room: BatchBudget, now: float) -> BatchBudget:
         """Add to `batch` what fits of `line`, in order of arrival; the room that is left."""
         while (chunk := self._oldest_alive(line, now)) is not None:
             if batch and batch[0].chunk.per_token != chunk.per_token:
@@ -249,8 +249,8 @@ class Batcher:
             number = room.num_fitting(chunk.waiting_lengths()) or int(not batch)
             if not number:
                 break
-            taken, num_tokens = line.take(chunk, number, now)
-            batch += taken
+            part, num_tokens = line.take(chunk, number, now)
+            batch.append(part)
             room = room.less(num_tokens, number)
             if chunk.num_waiting:
                 break

@@ -41,16 +41,17 @@ class ChunkResult:
     compute_seconds: float  # from there until the last row was on the host
 
 
-class PendingSequence(NamedTuple):
-    """One sequence of a chunk on its way through a batch."""
+class ChunkPart(NamedTuple):
+    """Sequences of a chunk, one after the other, on their way through one batch."""
 
     chunk: PendingChunk
-    position: int  # within the chunk, from 0
+    first: int  # position within the chunk, from 0
+    number: int  # of sequences
 
     @property
-    def sequence(self) -> Sequence:
+    def sequences(self) -> tuple[Sequence, ...]:
         """What the engine gets."""
-        return self.chunk.sequences[self.position]
+        return self.chunk.sequences[self.first : self.first + self.number]
 
 
 @dataclass(slots=True, eq=False)
@@ -92,11 +93,11 @@ class PendingChunk:
         """Tokens of each sequence not yet taken."""
         return (sequence.num_tokens for sequence in islice(self.sequences, self.num_taken, None))
 
-    def take(self, count: int, now: float) -> list[PendingSequence]:
+    def take(self, count: int, now: float) -> ChunkPart:
         """The next `count` sequences, dispatched `now`."""
         first, self.num_taken = self.num_taken, self.num_taken + count
         self._last_dispatch = now
-        return [PendingSequence(self, position) for position in range(first, self.num_taken)]
+        return ChunkPart(self, first, count)
 
     def deliver(self, first: int, count: int, rows_RD: NDArray[Any], now: float) -> None:
         """Take in the rows of `count` sequences from position `first` on; the last complete the future."""

@@ -97,7 +97,8 @@ async def frames_socket(config: ServerConfig) -> AsyncIterator[FramesSocket | No
 class Connection(asyncio.Protocol):
     """A client's stream over its socket: what comes is taken at once, and what waits is sent at once.
 
-    What comes to wait in one turn of the event loop goes together in the next. While the socket takes no
+    What comes to wait in one turn of the event loop goes together: with the last rows that the client waits
+    for, or in the next turn. While the socket takes no
     more, answers wait in the stream; while too many wait there, nothing is read.
     """
 
@@ -156,8 +157,10 @@ class Connection(asyncio.Protocol):
         """Cut it, whatever is still to be sent."""
         self._transport.abort()
 
-    def _wake(self) -> None:
-        if not self._send_is_due:
+    def _wake(self, last: bool) -> None:
+        if last:
+            self._send()
+        elif not self._send_is_due:
             self._send_is_due = True
             self._loop.call_soon(self._send)
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +26,7 @@ from rose_engine.errors import DeviceLost, StepError
 from rose_engine.lazy_tensor import LazyTensor, finite_rows
 from tulip_server import metrics
 from tulip_server.batcher import Batcher
-from tulip_server.chunk import PendingChunk, PendingSequence
+from tulip_server.chunk import ChunkPart
 from tulip_server.errors import ChunkError, DeviceUnusable, NonFiniteRow, ShuttingDown, StepFailed
 from tulip_server.step_clock import Step, StepClock
 
@@ -84,30 +83,45 @@ class Event(Enum):
 class Flight:
     """A batch that is with the engine."""
 
-    batch: list[PendingSequence]
+    batch: list[ChunkPart]
     step: Step
     layout: RowLayout | None  # of the rows; None: one from each sequence
     rows: LazyTensor
 
-    def rows_of(self, run: slice) -> slice:
-        """Where the rows of a stretch of the batch lie."""
-        if self.layout is None:
-            return run
-        cu_rows = self.layout.of_sequences.cu_lengths
-        return slice(int(cu_rows[run.start]), int(cu_rows[run.stop]))
+    @property
+    def num_rows(self) -> int:
+        """Rows that were asked for."""
+        return sum([part.number for part in self.batch]) if self.layout is None else self.layout.num_rows
 
-    def position_of(self, row: int) -> int:
-        """The place, in its chunk, of the sequence that a row belongs to."""
-        if self.layout is not None:
-            row = int(np.searchsorted(self.layout.of_sequences.cu_lengths, row, side="right")) - 1
-        return self.batch[row].position
+    def parts(self) -> Iterator[tuple[ChunkPart, slice]]:
+        """Each part of the batch, and where its rows lie."""
+        start = 0
+        for part in self.batch:
+            stop = start + part.number
+            yield part, self._rows_of(start, stop)
+            start = stop
+
+    def position_of(self, row: int, part: ChunkPart, first_row: int) -> int:
+        """The place, in its chunk, of the sequence that a row of `part` belongs to."""
+        return part.first + self._sequence_of(row) - self._sequence_of(first_row)
+
+    def _rows_of(self, start: int, stop: int) -> slice:
+        if self.layout is None:
+            return slice(start, stop)
+        cu_rows = self.layout.of_sequences.cu_lengths
+        return slice(int(cu_rows[start]), int(cu_rows[stop]))
+
+    def _sequence_of(self, row: int) -> int:
+        if self.layout is None:
+            return row
+        return int(np.searchsorted(self.layout.of_sequences.cu_lengths, row, side="right")) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColdStep:
     """A batch whose step is on the worker thread."""
 
-    batch: list[PendingSequence]
+    batch: list[ChunkPart]
     step: Step
     layout: RowLayout | None
     launch: asyncio.Future[LazyTensor]
@@ -236,14 +250,15 @@ class Runner:
                 cold, self._cold_step = self._cold_step, None
                 self._enter(cold.batch, cold.step, cold.layout, cold.launch.result)
             case Event.OLDEST_RESULT:
-                self._deliver(self._in_flight.popleft())
+                flight, now = self._in_flight.popleft(), self._batcher.now()
+                self._deliver(flight, now)
+                self._note_return(flight.step, now)  # when the rows are on their way
 
-    def _launch(self, batch: list[PendingSequence]) -> None:
+    def _launch(self, batch: list[ChunkPart]) -> None:
         if not batch:
             return
         stamp("tulip.dispatched")
-        packed = Batch.pack(pending.sequence for pending in batch)
-        metrics.batch_dispatched(packed.num_sequences, packed.num_tokens)
+        packed = Batch.pack([sequence for part in batch for sequence in part.sequences])
         now = self._batcher.now()
         if self._engine.would_block(packed):
             step = Step(packed.num_tokens, now, self._engine.may_compile(packed))
@@ -254,10 +269,11 @@ class Runner:
         else:
             step = Step(packed.num_tokens, now, cold=False)
             self._enter(batch, step, packed.rows, lambda: self._engine.step(packed))
+        metrics.batch_dispatched(packed.num_sequences, packed.num_tokens)  # when the device has its work
 
     def _enter(
         self,
-        batch: list[PendingSequence],
+        batch: list[ChunkPart],
         step: Step,
         layout: RowLayout | None,
         launch: Callable[[], LazyTensor],
@@ -283,15 +299,14 @@ class Runner:
         except RuntimeError:  # the loop has ended without this step
             log.warning("a step returned after the server had given it up")
 
-    def _deliver(self, flight: Flight) -> None:
+    def _deliver(self, flight: Flight, now: float) -> None:
         """Hand each chunk its rows. A row that is not finite fails its own chunk and no other."""
         if self._engine.polled:
             stamp("tulip.rows")  # nobody has told
         stamp("tulip.collected")
-        self._note_return(flight.step)
         try:
             rows_RD = flight.rows.result()
-            assert len(rows_RD) == flight.rows_of(slice(0, len(flight.batch))).stop, (
+            assert len(rows_RD) == flight.num_rows, (
                 "not the rows that were asked for: this is a bug of the engine"
             )
             good_R = finite_rows(rows_RD, self._engine.description.dimensions)
@@ -300,27 +315,25 @@ class Runner:
             if _ends_the_loop(error):
                 raise
             return
-        now = self._batcher.now()
-        for chunk, run in _runs(flight.batch):
-            rows = flight.rows_of(run)
-            if good_R[rows].all():
-                first = flight.batch[run.start].position
-                chunk.deliver(first, run.stop - run.start, rows_RD[rows], now)
+        for part, rows in flight.parts():
+            worst = rows.start + int(good_R[rows].argmin())  # the first that is not good, if there is one
+            if good_R[worst]:
+                part.chunk.deliver(part.first, part.number, rows_RD[rows], now)
             else:
-                bad = rows.start + int(np.argmin(good_R[rows]))
-                self._batcher.fail(chunk, NonFiniteRow(flight.position_of(bad)))
+                position = flight.position_of(worst, part, rows.start)
+                self._batcher.fail(part.chunk, NonFiniteRow(position))
 
-    def _note_return(self, step: Step) -> None:
-        now = self._batcher.now()
+    def _note_return(self, step: Step, now: float) -> None:
         seconds = self.step_age(step, now)
         self._last_return = now
         self.step_clock.finished(step, seconds)
         metrics.step_finished(seconds, cold=step.cold)
 
-    def _fail(self, batch: list[PendingSequence], error: BaseException) -> None:
-        log.error("a batch of %d sequences failed", len(batch), exc_info=error)
-        for chunk, _ in _runs(batch):
-            self._batcher.fail(chunk, _failure(error))
+    def _fail(self, batch: list[ChunkPart], error: BaseException) -> None:
+        num_sequences = sum(part.number for part in batch)
+        log.error("a batch of %d sequences failed", num_sequences, exc_info=error)
+        for part in batch:
+            self._batcher.fail(part.chunk, _failure(error))
 
     def _abandon(self, reason: ChunkError) -> None:
         abandoned = [flight.batch for flight in self._in_flight]
@@ -329,18 +342,9 @@ class Runner:
         self._in_flight.clear()
         self._cold_step = None
         for batch in abandoned:
-            for chunk, _ in _runs(batch):
-                self._batcher.fail(chunk, reason)
+            for part in batch:
+                self._batcher.fail(part.chunk, reason)
         self._batcher.abandon(reason)
-
-
-def _runs(batch: list[PendingSequence]) -> Iterator[tuple[PendingChunk, slice]]:
-    """The chunks in `batch` and the stretch of it that each of them has."""
-    start = 0
-    for chunk, group in groupby(batch, key=lambda pending: pending.chunk):
-        stop = start + sum(1 for _ in group)
-        yield chunk, slice(start, stop)
-        start = stop
 
 
 def _ends_the_loop(error: BaseException) -> bool:

@@ -79,7 +79,7 @@ class _Carrier:
     def __init__(self, streams: Streams) -> None:
         self._work = asyncio.Event()  # there is something to write, or it is time to end
         self._written = asyncio.Event()
-        self.stream = streams.open(self._work.set)
+        self.stream = streams.open(lambda _: self._work.set())
 
     async def read(self, frames: AsyncIterator[pb.RequestFrame]) -> None:
         """Take in requests until the client sends no more; then the last reply ends the stream."""

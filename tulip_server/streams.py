@@ -40,12 +40,13 @@ class Answer(NamedTuple):
 class Stream:
     """One client's chunks in flight by correlation id, and the answers that wait, in order of completion.
 
-    `wake` is called when there is something to send, or it is time to end: cheap, and often. All that waits
-    goes into one frame, up to a size. A heartbeat goes before the answers, and at most one waits: a client
-    that does not read piles up none.
+    `wake` is called when there is something to send, or it is time to end: cheap, and often; with `True` for
+    rows after which the client has nothing in flight, so that nothing can follow them. All that waits goes
+    into one frame, up to a size. A heartbeat goes before the answers, and at most one waits: a client that
+    does not read piles up none.
     """
 
-    def __init__(self, intake: Intake, wake: Callable[[], None]) -> None:
+    def __init__(self, intake: Intake, wake: Callable[[bool], None]) -> None:
         self._intake = intake
         self._wake = wake
         self._in_flight: dict[int, Ticket] = {}
@@ -89,12 +90,12 @@ class Stream:
     def beat(self, heartbeat: pb.Heartbeat) -> None:
         """Send a heartbeat next, in place of one that was not sent yet."""
         self._heartbeat = heartbeat
-        self._wake()
+        self._wake(False)
 
     def end(self) -> None:
         """End after the answers that wait now."""
         self._ending = True
-        self._wake()
+        self._wake(False)
 
     def cancel_all(self) -> None:
         """Forget every chunk still in flight."""
@@ -152,7 +153,8 @@ class Stream:
         error = ticket.chunk.future.exception()
         if error is None:
             result = ticket.chunk.future.result()
-            self._put(Answer(correlation_id, result, ticket.output, result.rows_RD.nbytes))
+            answer = Answer(correlation_id, result, ticket.output, result.rows_RD.nbytes)
+            self._put(answer, last=not self._in_flight)
             self._intake.answered(ticket, result)
         else:
             assert isinstance(error, ChunkError)
@@ -167,10 +169,10 @@ class Stream:
     def _put_failure(self, correlation_id: int, error: ChunkError) -> None:
         self._put(Answer(correlation_id, failure(error), pb.OUTPUT_OWN, 0))
 
-    def _put(self, answer: Answer) -> None:
+    def _put(self, answer: Answer, *, last: bool = False) -> None:
         self._answers.append(answer)
         self._unsent_bytes += answer.num_bytes
-        self._wake()
+        self._wake(last)
 
     def _end_after_last(self) -> None:
         if self._half_closed and not self._in_flight:
@@ -190,8 +192,8 @@ class Streams:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, wake: Callable[[], None]) -> Stream:
-        """A new stream; its first heartbeat waits already, if there is one."""
+    def open(self, wake: Callable[[bool], None]) -> Stream:
+        """A new stream (see there for `wake`); its first heartbeat waits already, if there is one."""
         stream = Stream(self._intake, wake)
         self._open.add(stream)
         if self._heartbeat is not None:

@@ -40,6 +40,20 @@ def test_no_segments_at_all_stay_absent():
     assert Batch.pack([sequence(1), sequence(2)]).segment_ids_T is None
 
 
+@pytest.mark.parametrize("segments", [None, [0, 1, 1]])
+def test_one_alone_is_packed_as_it_is_among_others(segments):
+    item = sequence(7, 8, 9, segments=segments)
+    alone, among = Batch.pack([item]), Batch.pack([item, item])
+    assert (alone.num_sequences, alone.num_tokens, alone.num_rows) == (1, 3, 1)
+    assert alone.layout.max_length == among.layout.max_length == 3
+    np.testing.assert_array_equal(alone.layout.cu_lengths, among.layout.cu_lengths[:2])
+    assert (alone.segment_ids_T is None) == (among.segment_ids_T is None)
+    for name in ("token_ids_T", "position_ids_T", "segment_ids_T"):
+        if (values_T := getattr(alone, name)) is not None:
+            np.testing.assert_array_equal(values_T, getattr(among, name)[:3])
+            assert values_T.dtype == np.int32
+
+
 def test_zero_lengths_take_no_room():
     layout = PackedLayout.of(np.array([2, 0, 3], np.int32))
     np.testing.assert_array_equal(layout.cu_lengths, [0, 2, 2, 5])

@@ -78,7 +78,10 @@ def test_callbacks_run_at_completion_or_at_once_after_it():
     ("rows", "expected"),
     [
         (np.array([[1, 2], [np.nan, 0], [0, np.inf], [0, 0]], np.float32), [True, False, False, True]),
+        (np.array([[1, 2], [0, 0], [-3, 4]], np.float32), [True, True, True]),
+        (np.array([[0, np.nan]], np.float32), [False]),
         (np.array([[1, 2], [-128, 0], [127, -127]], np.int8), [True, False, True]),
+        (np.array([[1, 2, -128], [127, -127, 1]], np.int8), [True, True]),
         (np.array([[1, 2, -128], [-128, 0, 1]], np.int8), [True, False]),  # packed bits may be anything
     ],
 )

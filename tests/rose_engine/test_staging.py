@@ -52,6 +52,48 @@ def test_a_full_shape_has_nothing_spare(stager):
     assert not staged.inputs.segment_ids_T.any()
 
 
+def test_spare_sequences_without_spare_tokens_are_empty(stager):
+    staged = stager.upload(batch_of(60, 4), PaddedShape(4, 64, 64))
+    assert staged.inputs.layout.cu_lengths.tolist() == [0, 60, 64, 64, 64]
+    assert staged.eager_inputs().layout.lengths == (60, 4, 0, 0)
+
+
+def test_a_slot_keeps_nothing_of_the_batch_before(device):
+    device.manual = False
+    stager = Stager(device, 512, 16, slots=1)
+    for lengths, shape in (
+        ((60, 4), (2, 64, 64)),
+        ((5,), (2, 64, 64)),
+        ((64,), (1, 64, 64)),
+        ((3,), (4, 64, 64)),
+    ):
+        batch = batch_of(*lengths, segments=True)
+        staged = stager.upload(batch, PaddedShape(*shape))
+        real = batch.num_tokens
+        for values_T, expected_T in (
+            (staged.inputs.token_ids_T, batch.token_ids_T),
+            (staged.inputs.position_ids_T, batch.position_ids_T),
+            (staged.inputs.segment_ids_T, batch.segment_ids_T),
+        ):
+            np.testing.assert_array_equal(values_T[:real], expected_T)
+            assert not values_T[real:].any()
+        assert staged.inputs.layout.cu_lengths[0] == 0
+        assert staged.inputs.layout.cu_lengths[-1] == 64
+        stager.abandon(staged)
+    stager.close()
+
+
+def test_a_slot_takes_any_number_of_rows_again(device):
+    device.manual = False
+    stager = Stager(device, 64, 4, slots=1)
+    shape = PaddedShape(3, 64, 64)
+    for number in (1, 2, 1, 2):
+        rows = torch.randn(number + 1, 3)  # one of a spare sequence
+        arrival = stager.download(stager.upload(batch_of(*[5] * number), shape), rows)
+        np.testing.assert_array_equal(arrival.collect(), rows[:number])
+    stager.close()
+
+
 def test_equal_shapes_read_the_same_memory(stager):
     shape = PaddedShape(2, 64, 64)
     first = stager.upload(batch_of(5), shape).inputs

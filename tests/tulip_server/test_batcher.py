@@ -46,7 +46,12 @@ def batcher(max_tokens=10, max_sequences=4, max_waiting_tokens=1000, clock=None)
 
 
 def lengths_of(batch) -> list[int]:
-    return [pending.sequence.num_tokens for pending in batch]
+    return [sequence.num_tokens for part in batch for sequence in part.sequences]
+
+
+def places(batch) -> list[tuple[PendingChunk, int]]:
+    """Each sequence's chunk, and its position there."""
+    return [(part.chunk, part.first + index) for part in batch for index in range(part.number)]
 
 
 def drained(queue: Batcher) -> list[list[int]]:
@@ -84,9 +89,9 @@ async def test_batches_follow_arrival_and_cut_chunks_at_the_token_budget():
     second = queue.submit(sequences(2, 2))
 
     batch = queue.next_batch()
-    assert [(p.chunk, p.position) for p in batch] == [(first, 0), (first, 1)]
+    assert places(batch) == [(first, 0), (first, 1)]
     batch = queue.next_batch()
-    assert [(p.chunk, p.position) for p in batch] == [(first, 2), (second, 0), (second, 1)]
+    assert places(batch) == [(first, 2), (second, 0), (second, 1)]
     assert (queue.waiting_tokens, queue.waiting_sequences) == (0, 0)
 
 
@@ -127,14 +132,13 @@ def test_every_sequence_leaves_once_in_order_within_the_budgets(chunks, max_toke
         batches = []
         while queue.waiting_sequences:
             batches.append(queue.next_batch())
-        flat = [(p.chunk, p.position) for batch in batches for p in batch]
+        flat = [place for batch in batches for place in places(batch)]
         assert flat == [(chunk, i) for chunk in submitted for i in range(len(chunk.sequences))]
-        for batch in batches:
-            assert 1 <= len(batch) <= max_sequences
-            assert len(batch) == 1 or sum(lengths_of(batch)) <= max_tokens
-        for batch, following in pairwise(batches):
-            one_more = sum(lengths_of(batch)) + lengths_of(following)[0]
-            assert len(batch) == max_sequences or one_more > max_tokens
+        for lengths in map(lengths_of, batches):
+            assert 1 <= len(lengths) <= max_sequences
+            assert len(lengths) == 1 or sum(lengths) <= max_tokens
+        for lengths, following in pairwise(map(lengths_of, batches)):
+            assert len(lengths) == max_sequences or sum(lengths) + following[0] > max_tokens
 
     asyncio.run(scenario())
 
@@ -290,8 +294,10 @@ def test_rows_land_at_their_sequences_in_any_order_of_delivery(lengths, data):
             batches.append(queue.next_batch())
         for batch in data.draw(st.permutations(batches)):
             assert not chunk.future.done()
-            rows = np.array([[p.position, -p.position] for p in batch], np.float32)
-            chunk.deliver(batch[0].position, len(batch), rows, now=0.0)
+            (part,) = batch
+            positions = range(part.first, part.first + part.number)
+            rows = np.array([[position, -position] for position in positions], np.float32)
+            chunk.deliver(part.first, part.number, rows, now=0.0)
         expected = [[i, -i] for i in range(len(lengths))]
         np.testing.assert_array_equal(chunk.future.result().rows_RD, expected)
 
@@ -384,7 +390,7 @@ async def test_what_one_lane_leaves_free_of_a_batch_the_other_fills():
     large, small = bulk(queue, 3, 3, 3), bulk(queue, 1)
     query = queue.submit(sequences(2))
     batch = queue.next_batch()
-    assert [pending.chunk for pending in batch] == [query, large, large]
+    assert [chunk for chunk, _ in places(batch)] == [query, large, large]
     assert taken(queue) == [large, small]
 
 
@@ -461,12 +467,12 @@ def test_lanes_keep_their_order_and_batches_their_budget(arrivals, max_tokens, s
             batches.append(queue.next_batch())
             clock.seconds += step
         for lane in Lane:
-            left = [(p.chunk, p.position) for batch in batches for p in batch if p.chunk.lane is lane]
+            left = [place for batch in batches for place in places(batch) if place[0].lane is lane]
             mine = [chunk for chunk in submitted if chunk.lane is lane]
             assert left == [(chunk, i) for chunk in mine for i in range(len(chunk.sequences))]
-        for batch in batches:
-            assert 1 <= len(batch) <= 5
-            assert len(batch) == 1 or sum(lengths_of(batch)) <= max_tokens
+        for lengths in map(lengths_of, batches):
+            assert 1 <= len(lengths) <= 5
+            assert len(lengths) == 1 or sum(lengths) <= max_tokens
         assert all(line.waiting_tokens == line.waiting_sequences == 0 for line in queue.lines.values())
 
     asyncio.run(scenario())

@@ -141,8 +141,8 @@ async def test_rows_of_tokens_and_pooled_ones_never_share_a_batch():
     chunks.append(queue.submit((spanned(C, (0, 1)),)))
     batches = []
     while queue.waiting_sequences:
-        batches.append([chunks.index(pending.chunk) for pending in queue.next_batch()])
-    assert batches == [[0, 1], [2, 2, 3], [4]]
+        batches.append([(chunks.index(part.chunk), part.number) for part in queue.next_batch()])
+    assert batches == [[(0, 1), (1, 1)], [(2, 2), (3, 1)], [(4, 1)]]
 
 
 # -- the service
