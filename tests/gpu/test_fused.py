@@ -36,7 +36,7 @@ def test_fused_layers_agree_with_plain_torch_and_never_hang(start: str, record_p
     """In a process of its own: a GEMM that waits for itself ends with the process, and fails this test."""
     comparisons = compared(start)
     record_property("comparisons", len(comparisons))
-    record_property("worst_error_over_limit", max(c["error"] / c["limit"] for c in comparisons))
+    record_property("worst_error_over_limit", max(c["error"] / c["limit"] for c in comparisons if c["limit"]))
 
 
 def test_what_is_compiled_without_a_device_agrees_and_nothing_else_is_compiled(tmp_path, monkeypatch):
