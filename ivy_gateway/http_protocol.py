@@ -20,6 +20,7 @@ from ivy_gateway import metrics
 from ivy_gateway.config import GatewayConfig
 from ivy_gateway.wakefulness import ASLEEP, Wakefulness
 
+_JOINED_BYTES = 64 * 1024  # of a body: more is dearer to copy than to write by itself
 LINGER_SECONDS = 1.0  # how long an idle connection is listened to once the gateway takes in nothing more
 
 
@@ -76,9 +77,12 @@ class _ReplyTransport(asyncio.Transport):
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         """Send `data`, unless it is the head; what comes before that asks the client to go on."""
-        if self._head is not None:
-            self._transport.writelines((self._head, data))
+        if self._head is not None and len(data) <= _JOINED_BYTES:
+            self._transport.write(self._head + data)
             self._head = None
+        elif self._head is not None:
+            self.flush()
+            self._transport.write(data)
         elif self._cycle is not None and self._cycle.response_started:
             self._head, self._cycle = data, None
         else:

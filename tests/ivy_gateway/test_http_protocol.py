@@ -256,9 +256,6 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes) -> None:
         self.sent.append(bytes(data))
 
-    def writelines(self, parts) -> None:
-        self.sent.append(b"".join(parts))
-
     def is_closing(self) -> bool:
         return self.closed
 
@@ -311,6 +308,20 @@ async def test_a_replys_head_goes_out_with_the_first_part_of_its_body(minilm):
         assert wire.sent[0].startswith(b"HTTP/1.1 200 OK\r\n")
         assert wire.sent[0].endswith(b"\r\n\r\nab")
         assert wire.sent[1:] == [b"cd"]
+
+
+async def test_a_large_body_is_written_by_itself_behind_its_head(minilm):
+    body = bytes(range(256)) * 1024
+
+    async def app(scope, receive, send):
+        await send({**START, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send(part(body))
+
+    async with asked(app, ASK, GatewayConfig(model=minilm, replicas=("a:1",))) as (wire, tasks):
+        await asyncio.gather(*tasks)
+        head, rest = wire.sent
+        assert head.endswith(b"\r\n\r\n")
+        assert rest == body
 
 
 async def test_replies_on_one_connection_go_out_one_by_one(minilm):
