@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rose_engine.kernels.cute.config import GemmConfig, JoinedQkv, SplitQkv
 from rose_engine.kernels.cute.early import HopperEpilogue, attributes
-from rose_engine.kernels.cute.epilogues import layer_epilogues, residual_epilogue
+from rose_engine.kernels.cute.epilogues import LayerEpilogues, layer_epilogues, residual_epilogue
 from rose_engine.kernels.cute.interface import QkvWeight
 
 
@@ -100,13 +100,23 @@ class HopperGemms:
         head_sums_TS: Tensor | None = None,
     ) -> None:
         """See `FusedGemms.project_qkv`."""
+        epilogues = layer_epilogues(residual_TD.shape[1], eps)
         if isinstance(config, SplitQkv):
-            for call in _split_calls(config, residual_TD, sums_TP, weight, rotary_TH, eps, out_TQ):
+            for call in _split_calls(config, epilogues, residual_TD, sums_TP, weight, rotary_TH, out_TQ):
                 self._take(call)
+            return
+        operands: dict[str, Tensor | int] = {
+            "rotary": rotary_TH,
+            "norm": weight.norm_1Q,
+            "selector": weight.selector_1Q,
+            "row_scale": sums_TP,
+        }
+        if config.deferred_norm:
+            assert head_sums_TS is not None, "a deferred norm needs room for the heads' sums"
+            epilogue, operands["head_sums"] = epilogues.qkv_deferred, head_sums_TS[None]
         else:
-            self._take(
-                _joined_call(config, residual_TD, sums_TP, weight, rotary_TH, eps, out_TQ, head_sums_TS)
-            )
+            epilogue, operands["head_scale"] = epilogues.qkv, weight.head_dim
+        self._take(GemmCall(epilogue, config.gemm, residual_TD, weight.weight_QD, out_TQ, operands))
 
     def project_gate_up(
         self,
@@ -137,41 +147,16 @@ def objects_of(run: Callable[[HopperGemms], None]) -> tuple[GemmCall, ...]:
     return tuple({call.compiled_for: call for call in calls}.values())
 
 
-def _joined_call(
-    config: JoinedQkv,
-    residual_TD: Tensor,
-    sums_TP: Tensor,
-    weight: QkvWeight,
-    rotary_TH: Tensor,
-    eps: float,
-    out_TQ: Tensor,
-    head_sums_TS: Tensor | None,
-) -> GemmCall:
-    epilogues = layer_epilogues(residual_TD.shape[1], eps)
-    operands: dict[str, Tensor | int] = {
-        "rotary": rotary_TH,
-        "norm": weight.norm_1Q,
-        "selector": weight.selector_1Q,
-        "row_scale": sums_TP,
-    }
-    if config.deferred_norm:
-        assert head_sums_TS is not None, "a deferred norm needs room for the heads' sums"
-        epilogue, operands["head_sums"] = epilogues.qkv_deferred, head_sums_TS[None]
-    else:
-        epilogue, operands["head_scale"] = epilogues.qkv, weight.head_dim
-    return GemmCall(epilogue, config.gemm, residual_TD, weight.weight_QD, out_TQ, operands)
-
-
 def _split_calls(
     config: SplitQkv,
+    epilogues: LayerEpilogues,
     residual_TD: Tensor,
     sums_TP: Tensor,
     weight: QkvWeight,
     rotary_TH: Tensor,
-    eps: float,
     out_TQ: Tensor,
 ) -> Iterator[GemmCall]:
-    epilogues, split = layer_epilogues(residual_TD.shape[1], eps), weight.rotated_columns
+    split = weight.rotated_columns
     rotated: dict[str, Tensor | int] = {
         "rotary": rotary_TH,
         "head_scale": weight.head_dim,
