@@ -27,12 +27,14 @@ import uvloop
 
 import protos
 from benchmarks import report
+from benchmarks.child import Child, ended
 from protos.frames import FrameSplitter, framed, parse
 from protos.tulip.v1 import inference_pb2 as pb
 
 _IDS, _ROW = b"y" * 512, b"x" * 4096
 _WORK_SECONDS = 0.0008  # about a step of 128 tokens
 _PAUSE_SECONDS = 0.0004  # between two requests of one client
+_START_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,6 @@ async def serve_frames(path: Path) -> None:
         task.add_done_callback(answering.discard)
 
     await loop.create_unix_server(lambda: FrameConnection(begin), path)
-    print("ready", flush=True)
     await asyncio.Event().wait()
 
 
@@ -146,7 +147,6 @@ async def serve_grpc(path: Path) -> None:
     inference_pb2_grpc.add_InferenceServicer_to_server(Echo(), server)  # type: ignore[abstract]
     server.add_insecure_port(f"unix:{path}")
     await server.start()
-    print("ready", flush=True)
     await server.wait_for_termination()
 
 
@@ -206,18 +206,16 @@ async def be_client(way: Way, path: Path, num_messages: int) -> None:
 
 def round_trip(name: str, num_messages: int) -> float:
     """Microseconds of one way, in two fresh processes."""
-    environment = {**os.environ, "GRPC_EXPERIMENTS": WAYS[name].experiments, "GRPC_VERBOSITY": "NONE"}
+    environment = {"GRPC_EXPERIMENTS": WAYS[name].experiments, "GRPC_VERBOSITY": "NONE"}
     with tempfile.TemporaryDirectory(prefix="hop-") as folder:
-        command = [sys.executable, "-m", "benchmarks.hop", "--way", name, "--socket", f"{folder}/socket"]
-        server = subprocess.Popen([*command, "--serve"], stdout=subprocess.PIPE, text=True, env=environment)
-        try:
-            assert server.stdout is not None
-            server.stdout.readline()
+        path = Path(folder) / "socket"
+        command = [sys.executable, "-m", "benchmarks.hop", "--way", name, "--socket", str(path)]
+        server = Child("server", [*command, "--serve"], environment=environment)
+        with ended(server):
+            server.start()
+            server.wait_until(path.exists, _START_SECONDS)
             asking = [*command, "--messages", str(num_messages)]
-            return float(subprocess.check_output(asking, text=True, env=environment))
-        finally:
-            server.kill()
-            server.wait()
+            return float(subprocess.check_output(asking, text=True, env={**os.environ, **environment}))
 
 
 def main() -> None:

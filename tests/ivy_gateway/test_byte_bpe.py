@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import secrets
-import threading
 import unicodedata
 
 import pytest
@@ -21,7 +20,7 @@ from ivy_gateway.special_tokens import Templates, literal_form
 from tests.ivy_gateway import byte_pipelines
 from tests.ivy_gateway.byte_pipelines import added_token, byte_level, in_pipeline, split
 from tests.ivy_gateway.fuzz_texts import passages
-from tests.ivy_gateway.fuzz_tokenizers import Outcome, Subject, compare
+from tests.ivy_gateway.fuzz_tokenizers import Outcome, Subject, compare, ids_by_threads
 
 pytestmark = pytest.mark.skipif(encoder._native is None, reason="the extension was not built")
 
@@ -352,13 +351,7 @@ def test_many_threads_one_encoder(shared, qwen):
     texts = passages(shared / "data" / "xquad", ["de", "hi", "zh"])[::3]
     expected = one.ids(texts)
     assert expected == qwen.ids(texts)
-    results: list[list[list[int]]] = []
-    threads = [threading.Thread(target=lambda: results.append(one.ids(texts))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [expected] * 4
+    assert ids_by_threads(one, texts, 4) == [expected] * 4
 
 
 def test_steady_state_allocates_nothing_and_an_outlier_is_given_back(shared, qwen):

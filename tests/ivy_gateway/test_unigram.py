@@ -9,7 +9,6 @@ import logging
 import lzma
 import random
 import secrets
-import threading
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from ivy_gateway.special_tokens import literal_form
 from ivy_gateway.templates import Prompt
 from ivy_gateway.tokenizer import TextTokenizer
 from tests.ivy_gateway.fuzz_texts import passages
-from tests.ivy_gateway.fuzz_tokenizers import Outcome, Subject, compare
+from tests.ivy_gateway.fuzz_tokenizers import Outcome, Subject, compare, ids_by_threads
 
 pytestmark = pytest.mark.skipif(encoder._native is None, reason="the extension was not built")
 
@@ -98,13 +97,7 @@ def test_many_threads_one_encoder(shared, subject):
     one = fast_encoder(subject("flan-t5", True).library, num_threads=2)
     texts = passages(shared / "data" / "xquad", ["de", "ru", "zh"])
     expected = one.ids(texts)
-    results: list[list[list[int]]] = []
-    threads = [threading.Thread(target=lambda: results.append(one.ids(texts))) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [expected] * 6
+    assert ids_by_threads(one, texts, 6) == [expected] * 6
 
 
 def test_frames_and_segments(flan):
